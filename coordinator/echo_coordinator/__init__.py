@@ -1,0 +1,1 @@
+"""The training side: leases work, judges and buffers trajectories, trains, publishes versions."""

@@ -1,0 +1,1 @@
+"""Model versions on a peer: which to trust, where they lie, how they are fetched and served."""

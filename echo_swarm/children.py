@@ -1,0 +1,209 @@
+"""Child processes that can crash, hang or hold a device without hurting their parent.
+
+A child is `python -m <module>`; parent and child exchange frames over the child's stdin and stdout: a 4-byte
+little-endian length and a msgpack map. The child's stderr goes to a log file. A child dies with its parent: it asks
+the kernel for that (Linux) and also ends when its stdin does.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import struct
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any, BinaryIO
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from echo_swarm import codec
+from echo_swarm.codec import Limits
+from echo_swarm.errors import BackendFailed, MalformedMessage
+
+FRAME_LIMITS = Limits(max_bytes=256 << 20, max_items=1 << 20, max_depth=16)
+"""Our own children are trusted not to be hostile; the limit catches a stray print into the pipe."""
+
+_PR_SET_PDEATHSIG = 1
+_LENGTH = struct.Struct("<I")
+
+
+class Child:
+    """The parent's end. One task sends, one task receives."""
+
+    def __init__(self, process: Process, name: str, log_path: Path) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self.name = name
+        self.log_path = log_path
+        self._process = process
+        self._stdin = process.stdin
+        self._stdout = BufferedByteReceiveStream(process.stdout)
+        self._send_lock = anyio.Lock()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Send one frame. Raises BackendFailed with the child's last words when it is gone."""
+        body = codec.encode(message)
+        try:
+            async with self._send_lock:
+                await self._stdin.send(_LENGTH.pack(len(body)) + body)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as e:
+            raise await self._failure() from e
+
+    async def receive(self, *, timeout_s: float) -> dict[str, Any]:
+        """Return the next frame.
+
+        Raises:
+            BackendFailed: the child ended, wrote something that is no frame, or stayed silent for `timeout_s`.
+
+        """
+        try:
+            with anyio.fail_after(timeout_s):
+                (length,) = _LENGTH.unpack(await self._stdout.receive_exactly(_LENGTH.size))
+                if length > FRAME_LIMITS.max_bytes:
+                    raise BackendFailed(f"{self.name} wrote something that is no frame; see {self.log_path}")
+                body = await self._stdout.receive_exactly(length)
+                return codec.decode(body, FRAME_LIMITS, canonical=False)
+        except TimeoutError as e:
+            raise BackendFailed(f"{self.name} gave no answer for {timeout_s:.0f} s; see {self.log_path}") from e
+        except MalformedMessage as e:
+            raise BackendFailed(f"{self.name} wrote a frame that cannot be read ({e}); see {self.log_path}") from e
+        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSError) as e:
+            raise await self._failure() from e
+
+    async def _failure(self) -> BackendFailed:
+        code: int | None = None
+        with anyio.move_on_after(2):
+            code = await self._process.wait()
+        how = "closed its pipe" if code is None else f"ended with {describe_exit(code)}"
+        last = last_line(self.log_path)
+        return BackendFailed(f"{self.name} {how}{f': {last}' if last else ''} (log: {self.log_path})")
+
+
+@asynccontextmanager
+async def start_child(
+    module: str,
+    arguments: Sequence[str] = (),
+    *,
+    name: str,
+    log_path: Path,
+    grace_s: float = 5.0,
+    python: str = sys.executable,
+    environment: dict[str, str] | None = None,
+) -> AsyncGenerator[Child]:
+    """Run `python -m module *arguments` for the length of the block.
+
+    On leaving, its stdin is closed and it has `grace_s` seconds to end before it is killed. Its whole process group
+    goes with it, so that grandchildren do not stay behind.
+
+    Raises:
+        BackendFailed: it cannot be started.
+
+    """
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("ab", buffering=0) as log:
+        try:
+            process = await anyio.open_process(
+                [python, "-m", module, *arguments],
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "ECHO_PARENT_PID": str(os.getpid()), **(environment or {})},
+            )
+        except OSError as e:
+            raise BackendFailed(f"cannot start {name}: {e}") from e
+    try:
+        yield Child(process, name, log_path)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process, grace_s)
+
+
+async def _end(process: Process, grace_s: float) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        await process.stdin.aclose()
+    with anyio.move_on_after(grace_s):
+        await process.wait()
+    if os.name == "posix":
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    elif process.returncode is None:
+        process.kill()
+    with anyio.move_on_after(5):
+        await process.wait()
+    with anyio.move_on_after(1):
+        await process.aclose()
+
+
+def describe_exit(code: int) -> str:
+    """Return an exit status in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def last_line(path: Path, *, limit_bytes: int = 4096) -> str:
+    """Return the last line of a log that is not empty, shortened to 300 characters."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - limit_bytes))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+
+# What a child calls.
+
+
+def die_with_parent() -> None:
+    """End this process when its parent does, however that ends. Call first thing in a child."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    expected = os.environ.get("ECHO_PARENT_PID")
+    if expected and os.name == "posix" and os.getppid() != int(expected):
+        # The parent died before the request above took hold.
+        os._exit(0)
+
+
+def claim_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Return (reader, writer) for frames, and point stdin and stdout elsewhere so that no print can hurt them."""
+    reader = os.fdopen(os.dup(0), "rb")
+    writer = os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "rb") as null:
+        os.dup2(null.fileno(), 0)
+    os.dup2(2, 1)
+    return reader, writer
+
+
+def read_frame(reader: BinaryIO) -> dict[str, Any] | None:
+    """Return the next frame, or None when the parent closed the pipe."""
+    header = reader.read(_LENGTH.size)
+    if len(header) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    body = reader.read(length)
+    if len(body) < length:
+        return None
+    return codec.decode(body, FRAME_LIMITS, canonical=False)
+
+
+def write_frame(writer: BinaryIO, message: dict[str, Any]) -> None:
+    """Send one frame to the parent."""
+    body = codec.encode(message)
+    writer.write(_LENGTH.pack(len(body)) + body)
+    writer.flush()

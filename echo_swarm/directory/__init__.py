@@ -1,0 +1,1 @@
+"""Who is there, what is newest, who has which pieces: the seam (`base`) and its implementations."""

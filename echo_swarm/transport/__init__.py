@@ -1,0 +1,1 @@
+"""Streams between peers: the seam (`base`), framed calls over it (`rpc`), and its implementations."""

@@ -1,0 +1,55 @@
+"""The transport seam: a host with an identity that opens and accepts byte streams.
+
+Facts every implementation and every user of it must respect:
+
+- There is no half-close. `send_eof` is not available; messages are framed (see `rpc`).
+- Silence is not detected here: whoever waits sets a deadline.
+- The peer id given to a handler is authenticated by the handshake.
+- A receiver always keeps reading: a sender may fail when nobody reads for a few seconds.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from anyio.abc import ByteStream
+
+from echo_swarm.identity import PeerId
+
+Handler = Callable[[ByteStream, PeerId], Awaitable[None]]
+"""Serves one incoming stream. The host closes the stream when it returns and logs what it raises."""
+
+
+class Host(Protocol):
+    """A running libp2p host. Obtained from an async context manager that owns its tasks and processes."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Own peer id."""
+        ...
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddresses where others may dial us, each ending in /p2p/<peer id>; empty for outbound only."""
+        ...
+
+    async def serve(self, protocol: str, handler: Handler) -> None:
+        """Answer streams of `protocol` with `handler` from now on."""
+        ...
+
+    async def open_stream(self, peer: PeerId, protocol: str, *, timeout_s: float) -> ByteStream:
+        """Open a stream to a peer.
+
+        Raises:
+            PeerUnreachable: within `timeout_s`, saying why.
+
+        """
+        ...
+
+    async def connect(self, address: str, *, timeout_s: float) -> PeerId:
+        """Dial a multiaddress that ends in /p2p/<peer id>, so that `open_stream` to that peer works.
+
+        Raises:
+            PeerUnreachable: within `timeout_s`, saying why.
+
+        """
+        ...

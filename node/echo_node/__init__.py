@@ -1,0 +1,1 @@
+"""The inference peer: pulls signed model versions, samples completions, pushes trajectories."""
