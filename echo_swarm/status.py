@@ -1,0 +1,123 @@
+"""The health of a run, as the coordinator reports it and every command line shows it.
+
+`RunStatus.model_dump(mode="json")` is what `--json` prints. Readers ignore fields they do not know, so that an older
+node can show a newer coordinator's status.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class NodeStatus(_Part):
+    """One peer, once, however often it restarted."""
+
+    peer_id: str
+    role: str
+    live: bool
+    """Heard from within three beats."""
+    last_seen_s: float
+    """Seconds since it was last heard from."""
+    backend: str = ""
+    build: str = ""
+    precision: str = ""
+    device: str = ""
+    batch: int = 0
+    held_version: int | None = None
+    state: str = ""
+    """In its own words: what it does or waits for."""
+    in_flight: int = 0
+    """Completions leased to it now."""
+    accepted: int = 0
+    rejected: dict[str, int] = Field(default_factory=dict[str, int])
+    """By reason code."""
+    tokens_per_s: float = 0.0
+    bytes_served: int = 0
+    """Pieces it uploaded to other nodes."""
+    bytes_fetched_peers: int = 0
+    """Pieces it downloaded from other nodes."""
+    outbound_only: bool = True
+
+
+class Activity(_Part):
+    """What the trainer does or waits for, and since when."""
+
+    state: str
+    """`training`, `publishing`, or the reason of the wait."""
+    detail: str = ""
+    since_s: float = 0.0
+    normal: bool = True
+    """False when a person should look."""
+
+
+class BufferStatus(_Part):
+    """How full the replay buffer is, in groups."""
+
+    in_flight: int = 0
+    """Being sampled or scored."""
+    ready: int = 0
+    capacity: int = 0
+    """(max_staleness + 1) × groups per update: in flight, ready and being trained together never exceed it."""
+    training: int = 0
+    bytes: int = 0
+
+
+class UpdateStatus(_Part):
+    """One update, in short; the whole metrics are in the run's database and metrics.jsonl."""
+
+    policy_version: int
+    reward_mean: float | None = None
+    no_signal_share: float | None = None
+    gradient_norm: float | None = None
+    ratio_min: float | None = None
+    ratio_mean: float | None = None
+    ratio_max: float | None = None
+    clipped_share: float | None = None
+    seconds: float | None = None
+
+
+class EvaluationStatus(_Part):
+    """Held-out evaluation of one version under greedy leases."""
+
+    policy_version: int
+    accuracy: float
+    """Mean reward over the prompts."""
+    prompts: int
+
+
+class RunStatus(_Part):
+    """Everything `status` shows."""
+
+    run_id: str
+    name: str
+    mode: str
+    max_staleness: int
+    state: Literal["starting", "running", "paused", "stopping", "stopped", "finished"]
+    policy_version: int | None = None
+    version_age_s: float | None = None
+    uptime_s: float = 0.0
+    updates: int = 0
+    updates_planned: int | None = None
+    trainer: Activity
+    trainer_busy_share: float = 0.0
+    """Share of the time since the first batch was ready in which the trainer worked."""
+    waiting_s: dict[str, float] = Field(default_factory=dict[str, float])
+    """Seconds the trainer waited, by cause."""
+    buffer: BufferStatus = BufferStatus()
+    nodes: list[NodeStatus] = Field(default_factory=list[NodeStatus])
+    accepted: int = 0
+    rejected: dict[str, int] = Field(default_factory=dict[str, int])
+    dropped_groups: dict[str, int] = Field(default_factory=dict[str, int])
+    staleness: dict[int, int] = Field(default_factory=dict[int, int])
+    """Trained trajectories by staleness in versions."""
+    trajectories_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    recent_updates: list[UpdateStatus] = Field(default_factory=list[UpdateStatus])
+    evaluations: list[EvaluationStatus] = Field(default_factory=list[EvaluationStatus])
+    bytes_served_coordinator: int = 0
+    bytes_served_peers: int = 0
+    warnings: list[str] = Field(default_factory=list[str])
