@@ -1,0 +1,126 @@
+"""Where a run lives on disk. Copy the folder, and the run continues on the other machine.
+
+RUN/run.toml         settings, for people to edit
+RUN/keys/run.key     the run's key (mode 0600): signs manifests, and is the coordinator's identity
+RUN/state.db         leases, replay buffer, ledger of what was trained, counters
+RUN/run.manifest     signed RunManifest
+RUN/store/           published versions
+RUN/checkpoints/     trainer checkpoints (weights, optimizer, schedule, what was consumed)
+RUN/batches/         the batch being trained
+RUN/logs/            one file a child process
+RUN/metrics.jsonl    one line an update
+RUN/control.json     how to reach the running coordinator (absent when it is not running)
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from echo_swarm.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths inside a run's folder."""
+
+    root: Path
+
+    @property
+    def settings(self) -> Path:
+        """run.toml."""
+        return self.root / "run.toml"
+
+    @property
+    def key(self) -> Path:
+        """The run's private key."""
+        return self.root / "keys" / "run.key"
+
+    @property
+    def database(self) -> Path:
+        """SQLite file."""
+        return self.root / "state.db"
+
+    @property
+    def run_manifest(self) -> Path:
+        """Envelope of the RunManifest."""
+        return self.root / "run.manifest"
+
+    @property
+    def store(self) -> Path:
+        """Published versions."""
+        return self.root / "store"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Trainer checkpoints."""
+        return self.root / "checkpoints"
+
+    @property
+    def batches(self) -> Path:
+        """Batch files handed to the trainer."""
+        return self.root / "batches"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of child processes."""
+        return self.root / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object an update."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def control(self) -> Path:
+        """Address of the running coordinator's control socket."""
+        return self.root / "control.json"
+
+    def require(self) -> None:
+        """Raise UsageError unless this is a run made by `echo-coordinator init`."""
+        if not self.settings.is_file():
+            raise UsageError(f"{self.root} is no run (no run.toml); make one with: echo-coordinator init {self.root}")
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Hold the folder for one coordinator. Raises UsageError when another one runs on it."""
+        with (self.root / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                raise UsageError(
+                    f"a coordinator already runs on {self.root}; stop it with: echo-coordinator stop {self.root}"
+                ) from e
+            yield
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace `path` so that a crash leaves the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """`write_atomic` of a JSON object."""
+    write_atomic(path, json.dumps(value, indent=2, sort_keys=False).encode() + b"\n")
+
+
+def append_line(path: Path, value: dict[str, Any]) -> None:
+    """Append one JSON object as a line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")
+
+
+def remove_quietly(path: Path) -> None:
+    """Delete a file that may not be there."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
