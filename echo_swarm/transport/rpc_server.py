@@ -1,0 +1,249 @@
+"""The answering side of `rpc`: serves one protocol to many peers, none of which can hurt another.
+
+    stream ──► reader ──► handler task per call ──► Outbox ──► stream
+                 ▲                                    │
+                 └── waits while the peer's share ────┘   a place is free again once its answer is written
+                     of calls or bytes is used up
+
+Bounds: streams in all and a peer, calls and request bytes in flight a peer, size and arrival time of a frame, and how
+long a peer may stay silent or leave answers unread.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+from anyio.abc import ByteStream, TaskGroup
+
+from echo_swarm.codec import Limits
+from echo_swarm.errors import (
+    BadSignature,
+    EchoError,
+    LocalFault,
+    MalformedMessage,
+    PeerFault,
+    RemoteError,
+    RunNotFound,
+    Unavailable,
+    Untrusted,
+    UsageError,
+)
+from echo_swarm.identity import PeerId
+from echo_swarm.transport.base import Host
+from echo_swarm.transport.frames import Frame, Kind, encode_frame
+from echo_swarm.transport.link import Link, frame_overdue
+from echo_swarm.transport.rpc_client import FRAME_OVERHEAD_BYTES
+from echo_swarm.transport.traffic import Share, TrafficLedger
+
+logger = logging.getLogger(__name__)
+
+Method = Callable[[PeerId, dict[str, Any]], Awaitable[dict[str, Any]]]
+"""Answers one call of an authenticated peer. What it raises becomes an error frame; see `error_code`."""
+
+_KEEPALIVE_S = 5.0
+"""A peer whose calls we are working on hears from us this often, also when its share is used up and we do not read."""
+
+
+class RpcServer:
+    """Serves methods over a host's streams. Use as `async with RpcServer(...) as server`, or call `serve()`."""
+
+    def __init__(
+        self,
+        host: Host,
+        protocol: str,
+        *,
+        max_request_bytes: int,
+        max_reply_bytes: int = 16 << 20,
+        max_in_flight_per_peer: int = 64,
+        max_bytes_in_flight_per_peer: int | None = None,
+        max_streams_per_peer: int = 4,
+        max_streams: int = 4096,
+        idle_timeout_s: float = 60.0,
+        frame_timeout_s: float = 30.0,
+    ) -> None:
+        """Describe the server.
+
+        Args:
+            host: accepts the streams; its task group runs them.
+            protocol: stream protocol id.
+            max_request_bytes: payload of a call; a longer one ends the stream before it is read.
+            max_reply_bytes: a handler that answers more has a bug; the caller gets `internal`.
+            max_in_flight_per_peer: calls being handled or answered; more are not read off the stream.
+            max_bytes_in_flight_per_peer: the same by size of requests; four of the largest if None.
+            max_streams_per_peer: further ones are closed at once.
+            max_streams: of all peers together.
+            idle_timeout_s: a stream with nothing in flight that says nothing is closed. Clients ping every 10 s.
+            frame_timeout_s: for a frame to arrive (plus its size at 32 KiB/s), and for an answer to be taken.
+
+        """
+        self.traffic = TrafficLedger()
+        """What came and went, by peer and by method."""
+        self._host = host
+        self._protocol = protocol
+        self._limits = Limits(max_bytes=max_request_bytes + FRAME_OVERHEAD_BYTES, max_depth=16)
+        self._max_reply_bytes = max_reply_bytes
+        self._max_calls = max_in_flight_per_peer
+        self._max_bytes = max_bytes_in_flight_per_peer or 4 * self._limits.max_bytes
+        self._max_streams_per_peer = max_streams_per_peer
+        self._max_streams = max_streams
+        self._idle_timeout_s = idle_timeout_s
+        self._frame_timeout_s = frame_timeout_s
+        self._methods: dict[str, Method] = {}
+        self._shares: dict[PeerId, Share] = {}
+        self._sessions: set[_Session] = set()
+        self._closed = False
+
+    def method(self, name: str, handler: Method) -> None:
+        """Answer calls of `name` with `handler`."""
+        self._methods[name] = handler
+
+    async def serve(self) -> None:
+        """Accept streams from now on."""
+        await self._host.serve(self._protocol, self._on_stream)
+
+    async def __aenter__(self) -> Self:
+        """Accept streams from now on."""
+        await self.serve()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End all streams and accept no more."""
+        self._closed = True
+        for session in tuple(self._sessions):
+            session.link.end("the server was closed")
+
+    @property
+    def stream_count(self) -> int:
+        """Open streams."""
+        return len(self._sessions)
+
+    async def _on_stream(self, stream: ByteStream, peer: PeerId) -> None:
+        share = self._shares.get(peer) or Share(max_calls=self._max_calls, max_bytes=self._max_bytes)
+        if self._closed or share.streams >= self._max_streams_per_peer or len(self._sessions) >= self._max_streams:
+            self.traffic.refused_streams += 1
+            return
+        self._shares[peer] = share
+        share.streams += 1
+        session = _Session(self, peer, Link(stream, self._limits), share)
+        self._sessions.add(session)
+        try:
+            await session.run()
+        finally:
+            self._sessions.discard(session)
+            share.streams -= 1
+            if share.streams == 0:
+                del self._shares[peer]
+
+    async def answer(self, peer: PeerId, frame: Frame) -> bytes:
+        """Carry out one call and return the frame that answers it."""
+        handler = self._methods.get(frame.subject)
+        if handler is None:
+            return _error(frame.call_id, "unknown_method", f"no method {frame.subject!r}")
+        try:
+            body = encode_frame(Kind.ANSWER, frame.call_id, "", await handler(peer, frame.payload))
+        except (PeerFault, UsageError, Unavailable) as e:
+            return _error(frame.call_id, error_code(e), str(e))
+        except LocalFault as e:
+            logger.warning("%s of %s failed: %s", frame.subject, peer, e)
+            return _error(frame.call_id, "unavailable", str(e))
+        except Exception:
+            logger.exception("%s of %s failed", frame.subject, peer)
+            return _error(frame.call_id, "internal", "internal error")
+        if len(body) > self._max_reply_bytes:
+            logger.error("%s answered %d bytes, limit %d", frame.subject, len(body), self._max_reply_bytes)
+            return _error(frame.call_id, "internal", "internal error")
+        return body
+
+    def count(self, peer: PeerId, method: str, bytes_in: int, bytes_out: int) -> None:
+        """Count one answered call."""
+        name = method if method in self._methods else "unknown"
+        self.traffic.count(peer, name, bytes_in, bytes_out)
+
+    def overdue(self, link: Link, calls: int, now: float) -> str | None:
+        """Say why a stream must end, or None."""
+        write_since = link.outbox.write_since
+        if write_since is not None and now - write_since > self._frame_timeout_s:
+            return f"took no data for {now - write_since:.1f} s"
+        idle_since = max(link.reader.received_at, link.outbox.sent_at)
+        if calls == 0 and write_since is None and now - idle_since > self._idle_timeout_s:
+            return f"idle for {now - idle_since:.1f} s"
+        return frame_overdue(link.reader, now, self._frame_timeout_s)
+
+    @property
+    def tick_s(self) -> float:
+        """How often deadlines are looked at."""
+        return min(self._idle_timeout_s, self._frame_timeout_s, _KEEPALIVE_S) / 4
+
+
+class _Session:
+    """One incoming stream."""
+
+    def __init__(self, server: RpcServer, peer: PeerId, link: Link, share: Share) -> None:
+        self.link = link
+        self._server = server
+        self._peer = peer
+        self._share = share
+        self._calls = 0
+        self._bytes = 0
+        self._keepalive_queued = False
+
+    async def run(self) -> None:
+        """Serve until the stream ends."""
+        try:
+            await self.link.run(self._on_frame, self._overdue, tick_s=self._server.tick_s)
+        finally:
+            self._share.release(self._calls, self._bytes)
+            if self.link.malformed:
+                self._server.traffic.malformed_streams += 1
+            logger.debug("stream of %s ended: %s", self._peer, self.link.end_reason)
+
+    async def _on_frame(self, frame: Frame, tasks: TaskGroup) -> None:
+        if frame.kind is not Kind.CALL:
+            return  # A pong, or something a server does not expect; harmless.
+        size = self.link.reader.frame_bytes
+        await self._share.acquire(size)
+        self._calls += 1
+        self._bytes += size
+        tasks.start_soon(self._handle, frame, size)
+
+    async def _handle(self, frame: Frame, size: int) -> None:
+        body = await self._server.answer(self._peer, frame)
+        self._server.count(self._peer, frame.subject, size, len(body))
+
+        def written() -> None:
+            self._calls -= 1
+            self._bytes -= size
+            self._share.release(1, size)
+
+        self.link.outbox.put(body, written)
+
+    def _overdue(self, now: float) -> str | None:
+        if self._calls and now - self.link.outbox.sent_at > _KEEPALIVE_S and not self._keepalive_queued:
+            self._keepalive_queued = True
+            self.link.outbox.put(encode_frame(Kind.PONG, 0, "", {}), self._keepalive_sent)
+        return self._server.overdue(self.link, self._calls, now)
+
+    def _keepalive_sent(self) -> None:
+        self._keepalive_queued = False
+
+
+def error_code(error: EchoError) -> str:
+    """Return the word that an error frame carries for `error`; a handler may raise RemoteError to choose its own."""
+    if isinstance(error, RemoteError):
+        return error.code[:64]
+    codes: tuple[tuple[type[EchoError], str], ...] = (
+        (MalformedMessage, "malformed"),
+        (BadSignature, "bad_signature"),
+        (Untrusted, "untrusted"),
+        (RunNotFound, "unknown_run"),
+        (Unavailable, "unavailable"),
+        (UsageError, "refused"),
+    )
+    return next((code for kind, code in codes if isinstance(error, kind)), "refused")
+
+
+def _error(call_id: int, code: str, message: str) -> bytes:
+    return encode_frame(Kind.ERROR, call_id, code, {"message": message[:1000]})
