@@ -18,6 +18,7 @@ from echo_swarm.errors import PeerUnreachable
 from echo_swarm.identity import Identity, PeerId
 from echo_swarm.transport.base import Handler
 from echo_swarm.transport.memory_stream import CallDuplicator, Faults, MemoryStream, stream_pair
+from echo_swarm.transport.tasks import background_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class MemoryNetwork:
             raise ValueError(f"{peer} is live already")
         self._numbers += 1
         addresses = () if outbound_only else (f"/memory/{self._numbers}/p2p/{peer}",)
-        async with anyio.create_task_group() as tasks:
+        async with background_tasks() as tasks:
             host = self._hosts[peer] = MemoryHost(self, peer, addresses)
             host.spawn = tasks.start_soon
             try:
@@ -77,7 +78,6 @@ class MemoryNetwork:
                 for pair in [pair for pair in self._streams if peer in pair]:
                     self._break_streams(pair)
                 self._known = {pair for pair in self._known if peer not in pair}
-                tasks.cancel_scope.cancel()
 
     def partition(self, a: PeerId, b: PeerId, *, silent: bool = False) -> None:
         """Cut two peers off from each other.
