@@ -102,6 +102,7 @@ class RunStatus(_Part):
     uptime_s: float = 0.0
     updates: int = 0
     updates_planned: int | None = None
+    model_parameters: int = 0
     trainer: Activity
     trainer_busy_share: float = 0.0
     """Share of the time since the first batch was ready in which the trainer worked."""

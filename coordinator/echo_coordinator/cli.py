@@ -1,0 +1,141 @@
+"""`echo-coordinator`: make a run, run it, look after it. Heavy imports happen inside the commands."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="echo-coordinator",
+    help="Train a language model with a swarm of volunteers' machines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@app.command()
+def init(
+    run: RunArgument,
+    model: Annotated[str, typer.Option(help="A Hugging Face model folder, or a hub id to download.")],
+    environment: Annotated[str, typer.Option(help="Such as reasoning_gym:chain_sum or jsonl:PATH.")],
+    name: Annotated[str, typer.Option(help="Shown to volunteers; default: the folder's name.")] = "",
+    mode: Annotated[str, typer.Option(help="async or sequential.")] = "async",
+) -> None:
+    """Make a run: RUN/run.toml to edit, the run's key, a copy of the model."""
+    from echo_coordinator.init import init_run
+
+    init_run(run, model=model, environment=environment, name=name or run.resolve().name, mode=mode)
+    typer.echo(f"Made {run}. Look over {run / 'run.toml'}, back up {run / 'keys' / 'run.key'}, then:")
+    typer.echo(f"  echo-coordinator start {run}")
+
+
+@app.command()
+def start(
+    run: RunArgument,
+    plain: Annotated[bool, typer.Option(help="Lines instead of a live display.")] = False,
+) -> None:
+    """Run it: publish the newest version, print the invite, train. Continues where it stood."""
+    from echo_coordinator.start import start_run
+
+    raise typer.Exit(start_run(run, live=sys.stdout.isatty() and not plain))
+
+
+@app.command()
+def status(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Show the run's health."""
+    from echo_swarm.render import render_run_status
+    from echo_swarm.status import RunStatus
+
+    reply = RunStatus.model_validate(_ask(run, "status")["status"])
+    if as_json:
+        typer.echo(reply.model_dump_json(indent=2))
+        return
+    from rich.console import Console
+
+    Console().print(render_run_status(reply))
+
+
+@app.command()
+def invite(run: RunArgument) -> None:
+    """Print the invite of a running run."""
+    typer.echo(_ask(run, "invite")["invite"])
+
+
+@app.command()
+def pause(run: RunArgument) -> None:
+    """Grant no new work and start no update until `resume`. What is under way is taken in."""
+    _ask(run, "pause")
+    typer.echo(f"paused; continue with: echo-coordinator resume {run}")
+
+
+@app.command()
+def resume(run: RunArgument) -> None:
+    """Undo `pause`."""
+    _ask(run, "resume")
+    typer.echo("resumed")
+
+
+@app.command()
+def stop(run: RunArgument) -> None:
+    """Stop the coordinator after the update under way. `start` continues later; nodes wait for it."""
+    reply = _ask(run, "stop", timeout_s=600.0)
+    typer.echo(f"stopped at version {reply.get('policy_version')}; continue with: echo-coordinator start {run}")
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    out: Annotated[Path, typer.Argument(help="New folder; transformers loads it.", show_default=False)],
+    version: Annotated[int | None, typer.Option(help="Default: the newest.", show_default=False)] = None,
+) -> None:
+    """Write a version as a Hugging Face folder."""
+    from echo_coordinator.export import export_version
+
+    exported = export_version(run, out, version=version)
+    typer.echo(f"wrote version {exported} to {out}")
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where it works.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Of model, prompts and sampling.")] = 0,
+    nodes: Annotated[int, typer.Option(min=1, max=16, help="Node processes.")] = 3,
+) -> None:
+    """Train a small real model with a coordinator and three nodes on this machine, in minutes."""
+    from echo_coordinator.demo.launch import run_demo
+
+    raise typer.Exit(run_demo(folder, seed=seed, nodes=nodes))
+
+
+def _ask(run: Path, op: str, **arguments: Any) -> dict[str, Any]:
+    import anyio
+
+    from echo_coordinator.control import ask
+    from echo_coordinator.run_folder import RunFolder
+
+    folder = RunFolder(run)
+    folder.require()
+    return anyio.run(lambda: ask(folder, op, **arguments))
+
+
+def main() -> None:
+    """Entry point: errors become one line and an exit code by cause."""
+    from echo_swarm.errors import EchoError
+
+    try:
+        app()
+    except EchoError as e:
+        print(json.dumps({"error": str(e)}) if "--json" in sys.argv else f"echo-coordinator: {e}", file=sys.stderr)
+        sys.exit(e.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

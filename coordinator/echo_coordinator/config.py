@@ -1,0 +1,121 @@
+"""A run's settings: one TOML file, checked as a whole when the run starts. docs/settings.md explains each."""
+
+import tomllib
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from echo_coordinator.run_folder import RunFolder
+from echo_coordinator.trainer.settings import ObjectiveSettings, OptimizerSettings, Precision, correction_warnings
+from echo_coordinator.work_settings import WorkSettings
+from echo_swarm.errors import SettingsError
+from echo_swarm.wire import Address, Name, RunId, Text
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunSection(_Section):
+    """What the run is called and when it ends."""
+
+    id: RunId
+    name: Name
+    description: Text = ""
+    updates: Annotated[int, Field(ge=1)] | None = None
+    """End the run after so many updates; None: it runs until stopped."""
+
+
+class EnvironmentSection(_Section):
+    """Where prompts and rewards come from."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    max_prompt_tokens: Annotated[int, Field(ge=1, le=1 << 17)] = 512
+    """Longer prompts are skipped, and counted."""
+    settings: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class ScoringSection(_Section):
+    """The children that compute rewards."""
+
+    processes: Annotated[int, Field(ge=1, le=64)] = 1
+    deadline_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    """For one completion; its scorer is killed after that."""
+
+
+class EvaluationSection(_Section):
+    """Held-out evaluation by the swarm, greedy."""
+
+    every: Annotated[int, Field(ge=0)] = 10
+    """Versions between evaluations; 0: none."""
+    prompts: Annotated[int, Field(ge=1, le=100_000)] = 200
+    max_wait_s: Annotated[float, Field(gt=0)] = 600.0
+    """The first and the last evaluation hold training up; after this long they are given up with a warning."""
+
+
+class PublishSection(_Section):
+    """How versions are published."""
+
+    precision: Precision = "float32"
+    keep_versions: Annotated[int, Field(ge=1)] | None = None
+    """Published versions kept on disk; None: max_staleness + 2."""
+    keep_checkpoints: Annotated[int, Field(ge=2)] = 3
+    valid_s: Annotated[float, Field(gt=0)] = 86_400.0
+    """After this, a node warns that the coordinator has gone quiet."""
+
+
+class NetworkSection(_Section):
+    """Where the coordinator listens and what the invite says."""
+
+    listen: Annotated[tuple[Address, ...], Field(min_length=1, max_length=8)] = ("/ip4/0.0.0.0/tcp/0",)
+    announce: Annotated[tuple[Address, ...], Field(max_length=8)] = ()
+    """Multiaddresses that the invite names instead of the ones found (a public name, a forwarded port)."""
+    bootstrap: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
+    """Other peers of the DHT, each ending in /p2p/<peer id>; they go into the invite too."""
+
+
+class RunSettings(_Section):
+    """The whole of run.toml."""
+
+    run: RunSection
+    environment: EnvironmentSection
+    work: WorkSettings = WorkSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    scoring: ScoringSection = ScoringSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    publish: PublishSection = PublishSection()
+    network: NetworkSection = NetworkSection()
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        correction_warnings(self.objective, self.work.max_staleness)
+        kept = self.publish.keep_versions
+        if kept is not None and kept < self.work.max_staleness + 1:
+            raise SettingsError(
+                f"publish.keep_versions = {kept} is too few for max_staleness = {self.work.max_staleness}: nodes may "
+                f"still need version n - {self.work.max_staleness}; set it to {self.work.max_staleness + 1} or more"
+            )
+        return self
+
+    @property
+    def keep_versions(self) -> int:
+        """Published versions kept."""
+        return self.publish.keep_versions or self.work.max_staleness + 2
+
+
+def load_settings(folder: RunFolder) -> RunSettings:
+    """Read RUN/run.toml. Raises SettingsError naming each setting that is wrong."""
+    path = folder.settings
+    try:
+        return RunSettings.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as e:
+        raise SettingsError(f"cannot read {path}: {e.strerror}") from e
+    except tomllib.TOMLDecodeError as e:
+        raise SettingsError(f"{path} is not valid TOML: {e}") from e
+    except ValidationError as e:
+        problems = [
+            f"{'.'.join(str(part) for part in error['loc'])}: {error['msg'].removeprefix('Value error, ')}"
+            for error in e.errors(include_url=False, include_input=False)
+        ]
+        raise SettingsError(f"{path}: " + "; ".join(problems)) from e

@@ -1,0 +1,122 @@
+"""What a demo run proved: the figures, and each promise that was not kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from echo_coordinator.run_folder import RunFolder
+from echo_swarm.render import counts, short_peer
+from echo_swarm.status import RunStatus
+
+MIN_IMPROVEMENT = 0.15
+"""Absolute rise of held-out greedy accuracy."""
+MIN_UPDATES = 40
+
+Problem = str
+
+
+def node_counters(folder: Path) -> dict[str, dict[str, int]]:
+    """Return the verdicts each node counted for itself, by peer id and reason."""
+    found: dict[str, dict[str, int]] = {}
+    for path in sorted(folder.glob("*/**/summary.json")):
+        value: dict[str, Any] = json.loads(path.read_text())
+        found[str(value["peer_id"])] = {str(k): int(v) for k, v in value["verdicts"].items()}
+    return found
+
+
+def summarise(
+    status: RunStatus, counters: dict[str, dict[str, int]], *, wall_s: float, run: RunFolder
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the summary and the promises not kept."""
+    nodes = [
+        {
+            "peer_id": node.peer_id,
+            "backend": node.backend,
+            "accepted": node.accepted,
+            "rejected": sum(node.rejected.values()),
+            "rejected_by_reason": node.rejected,
+            "counted_by_node": counters.get(node.peer_id),
+        }
+        for node in status.nodes
+        if node.role == "inference"
+    ]
+    summary: dict[str, Any] = {
+        "evaluations": [{"policy_version": e.policy_version, "accuracy": e.accuracy} for e in status.evaluations],
+        "updates": status.updates,
+        "nodes": nodes,
+        "accepted": status.accepted,
+        "rejected": status.rejected,
+        "dropped_groups": status.dropped_groups,
+        "staleness": {str(lag): count for lag, count in sorted(status.staleness.items())},
+        "max_staleness": status.max_staleness,
+        "wall_s": round(wall_s, 1),
+        "trainer_busy_share": round(status.trainer_busy_share, 3),
+        "waiting_s": status.waiting_s,
+        "model_parameters": status.model_parameters,
+        "bytes_served_coordinator": status.bytes_served_coordinator,
+        "bytes_served_peers": status.bytes_served_peers,
+        "run": str(run.root),
+    }
+    return summary, _broken_promises(status, counters)
+
+
+def _broken_promises(status: RunStatus, counters: dict[str, dict[str, int]]) -> list[Problem]:
+    problems: list[Problem] = []
+    if status.state != "finished":
+        problems.append(f"the run did not finish (state {status.state}, {status.updates} updates)")
+    if status.updates < MIN_UPDATES:
+        problems.append(f"{status.updates} updates, expected at least {MIN_UPDATES}")
+    if len(status.evaluations) < 2:
+        problems.append("no evaluation before and after training")
+    else:
+        rise = status.evaluations[-1].accuracy - status.evaluations[0].accuracy
+        if rise < MIN_IMPROVEMENT:
+            problems.append(f"held-out accuracy rose by {rise:.3f}, expected at least {MIN_IMPROVEMENT}")
+    seen = {lag for lag, count in status.staleness.items() if count}
+    if max(seen, default=0) > status.max_staleness:
+        problems.append(f"trained with staleness {max(seen)}, allowed {status.max_staleness}")
+    missing = set(range(status.max_staleness + 1)) - seen
+    if missing:
+        problems.append(f"no trajectory of staleness {', '.join(map(str, sorted(missing)))} was seen")
+    return problems + _node_problems(status, counters)
+
+
+def _node_problems(status: RunStatus, counters: dict[str, dict[str, int]]) -> list[Problem]:
+    problems: list[Problem] = []
+    for node in status.nodes:
+        if node.role != "inference":
+            continue
+        if not node.accepted:
+            problems.append(f"node {short_peer(node.peer_id)} contributed nothing")
+        own = counters.get(node.peer_id)
+        ours = {reason: count for reason, count in {"accepted": node.accepted, **node.rejected}.items() if count}
+        if own is None:
+            problems.append(f"node {short_peer(node.peer_id)} left no summary")
+        elif {reason: count for reason, count in own.items() if count} != ours:
+            problems.append(f"node {short_peer(node.peer_id)} counted {own}, the coordinator {ours}")
+    return problems
+
+
+def render_summary(summary: dict[str, Any]) -> RenderableType:
+    """Return the table shown at the end."""
+    table = Table(title="Echo Swarm demo", title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    curve = "  ".join(f"v{e['policy_version']}: {e['accuracy']:.3f}" for e in summary["evaluations"])
+    table.add_row("held-out accuracy", curve or "-")
+    table.add_row("updates", str(summary["updates"]))
+    table.add_row("model", f"{summary['model_parameters']:,} parameters")
+    table.add_row("trajectories", f"{summary['accepted']} accepted, {counts(summary['rejected']) or 'none'} rejected")
+    table.add_row("staleness", "  ".join(f"{lag}: {count}" for lag, count in summary["staleness"].items()))
+    for node in summary["nodes"]:
+        row = f"{node['backend']}: {node['accepted']} accepted, {node['rejected']} rejected"
+        table.add_row(f"node {short_peer(node['peer_id'])}", row)
+    table.add_row("trainer busy", f"{summary['trainer_busy_share']:.0%}")
+    table.add_row("wall clock", f"{summary['wall_s']:.0f} s")
+    verdict = Text("ok", style="bold green") if summary["ok"] else Text("failed", style="bold red")
+    table.add_row("result", verdict)
+    return Group(table)

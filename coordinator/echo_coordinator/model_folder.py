@@ -1,0 +1,100 @@
+"""A Hugging Face model folder as the coordinator sees it: files and facts, without importing torch or transformers."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from echo_swarm.errors import SettingsError, UsageError
+
+_WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+"""Never *.bin, *.pt or *.py: nothing that runs code is taken from a model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a run needs to know about its model."""
+
+    config_json: str
+    """Text of config.json."""
+    vocabulary_size: int
+    end_token_ids: tuple[int, ...]
+    context_tokens: int | None
+    """Longest sequence the model was made for, if it says so."""
+
+
+def read_facts(folder: Path) -> ModelFacts:
+    """Read a model folder. Raises SettingsError naming the file that is missing or wrong."""
+    config = _json(folder / "config.json")
+    text_config = cast("dict[str, Any]", config.get("text_config") or config)
+    vocabulary = text_config.get("vocab_size")
+    if not isinstance(vocabulary, int) or vocabulary < 1:
+        raise SettingsError(f"{folder / 'config.json'} names no vocab_size")
+    context = text_config.get("max_position_embeddings")
+    return ModelFacts(
+        config_json=(folder / "config.json").read_text(encoding="utf-8"),
+        vocabulary_size=vocabulary,
+        end_token_ids=_end_tokens(folder, text_config, vocabulary),
+        context_tokens=context if isinstance(context, int) else None,
+    )
+
+
+def _end_tokens(folder: Path, config: dict[str, Any], vocabulary: int) -> tuple[int, ...]:
+    generation = folder / "generation_config.json"
+    # The generation config lists every id that ends an answer (field case: a second end id such as <|im_end|>).
+    value: Any = _json(generation).get("eos_token_id") if generation.is_file() else None
+    value = config.get("eos_token_id") if value is None else value
+    listed = cast("list[Any]", value if isinstance(value, list) else [value])
+    ids = [i for i in listed if isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocabulary]
+    if not ids:
+        raise SettingsError(
+            f"{folder} names no end token inside the vocabulary (eos_token_id in generation_config.json)"
+        )
+    return tuple(dict.fromkeys(ids))
+
+
+def copy_model(model: str, target: Path) -> None:
+    """Copy a local model folder, or download a hub id, into `target`.
+
+    Raises:
+        UsageError: it is neither, or lacks weights in safetensors or a fast tokenizer.
+    """
+    source = Path(model)
+    if not source.is_dir():
+        source = _download(model)
+    files = sorted({path for pattern in _WANTED for path in source.glob(pattern)})
+    names = {path.name for path in files}
+    for needed, why in (("config.json", "no model"), ("tokenizer.json", "no fast tokenizer")):
+        if needed not in names:
+            raise UsageError(f"{source} has {why} ({needed} is missing)")
+    if not any(name.endswith(".safetensors") for name in names):
+        raise UsageError(f"{source} has no weights in safetensors format; other formats can run code and are not read")
+    target.mkdir(parents=True)
+    for path in files:
+        shutil.copyfile(path, target / path.name)
+
+
+def _download(model: str) -> Path:
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise UsageError(f"{model} is no folder and no hub id (owner/name)")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(_WANTED)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as e:
+        reason = (str(e).splitlines() or [type(e).__name__])[0]
+        raise UsageError(f"{model} is no local folder, and the hub did not give it: {reason}") from e
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise SettingsError(f"cannot read {path}: {e.strerror}") from e
+    except ValueError as e:
+        raise SettingsError(f"{path} is no JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise SettingsError(f"{path} holds no JSON object")
+    return cast("dict[str, Any]", value)
