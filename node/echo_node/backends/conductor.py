@@ -1,0 +1,176 @@
+"""The order in which an engine loads and samples. No IO: commands in, events out.
+
+Submit ─► engine ─► outcomes
+Load   ─► waits until the engine is empty ─► load + self-test ─► Loaded | Refused
+Submit after a waiting Load ─► held until that load is done
+
+A request that cannot be served is answered here, so that an engine sees only good ones.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from echo_node.backends.base import (
+    Completion,
+    Engine,
+    FailedRequest,
+    FailureCode,
+    GenerationRequest,
+    LoadRefused,
+    Outcome,
+    PolicyFiles,
+    check_request,
+)
+
+SELF_TEST_TOKENS = 8
+SELF_TEST_STEPS = 10_000
+"""Bounds a broken engine that never finishes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResult:
+    """A load is done. `reason` is None when it succeeded."""
+
+    load_id: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    load_id: int
+    policy: PolicyFiles
+
+
+Event = Outcome | LoadResult
+
+
+class Conductor:
+    """Drives one engine (see the module's docstring)."""
+
+    def __init__(self, engine: Engine, *, with_self_test: bool = True) -> None:
+        self.engine = engine
+        self._with_self_test = with_self_test
+        self._policy: PolicyFiles | None = None
+        self._held: deque[_Load | Sequence[GenerationRequest]] = deque()
+        self._failed: list[FailedRequest] = []
+
+    def load(self, load_id: int, policy: PolicyFiles) -> None:
+        """Queue a swap; `advance` returns its LoadResult."""
+        self._held.append(_Load(load_id=load_id, policy=policy))
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests behind any swap that waits. Those that cannot be served fail in the next `advance`."""
+        if self._held:
+            self._held.append(requests)
+        else:
+            self._feed(requests)
+
+    def advance(self) -> list[Event]:
+        """Do the next thing: swap when the engine is empty and a load waits, else one step."""
+        events: list[Event] = [*self._failed]
+        self._failed.clear()
+        if self.engine.pending:
+            events += self.engine.step()
+        elif self._held:
+            events.append(self._swap_and_release())
+        return events
+
+    @property
+    def pending(self) -> int:
+        """Requests and loads not yet answered."""
+        held = sum(1 if isinstance(item, _Load) else len(item) for item in self._held)
+        return self.engine.pending + len(self._failed) + held
+
+    def wait_s(self, idle_s: float) -> float:
+        """Return for how long `advance` would be in vain: `idle_s` when there is nothing to do."""
+        if self._failed:
+            return 0.0
+        if self.engine.pending:
+            return min(idle_s, self.engine.wait_s())
+        return 0.0 if self._held else idle_s
+
+    def _feed(self, requests: Sequence[GenerationRequest]) -> None:
+        good: list[GenerationRequest] = []
+        for request in requests:
+            refusal = self._refusal(request)
+            if refusal is None:
+                good.append(request)
+            else:
+                self._failed.append(refusal)
+        if good:
+            self.engine.submit(good)
+
+    def _refusal(self, request: GenerationRequest) -> FailedRequest | None:
+        if self._policy is not None:
+            return check_request(request, self._policy)
+        reason = "no weights are loaded, or the last load was refused"
+        return FailedRequest(request_id=request.request_id, code=FailureCode.NO_POLICY, reason=reason)
+
+    def _swap_and_release(self) -> LoadResult:
+        load = self._held.popleft()
+        # Submissions are held only behind a load, and all of them up to the next load go on after it.
+        assert isinstance(load, _Load)
+        reason = self._swap(load.policy)
+        while self._held and not isinstance(requests := self._held[0], _Load):
+            self._held.popleft()
+            self._feed(requests)
+        return LoadResult(load_id=load.load_id, reason=reason)
+
+    def _swap(self, policy: PolicyFiles) -> str | None:
+        self._policy = None
+        try:
+            self.engine.load(policy)
+            if self._with_self_test:
+                self_test(self.engine, policy)
+        except LoadRefused as e:
+            return str(e)
+        self._policy = policy
+        return None
+
+
+def self_test(engine: Engine, policy: PolicyFiles) -> None:
+    """Sample two short completions and look at what comes back.
+
+    A node whose log-probabilities are missing, misaligned or NaN would poison training, so it must not join.
+
+    Raises:
+        LoadRefused: saying what was wrong.
+
+    """
+    prompt = tuple(i % policy.vocabulary_size for i in range(1, 1 + min(4, policy.max_prompt_tokens)))
+    tokens = min(SELF_TEST_TOKENS, policy.max_completion_tokens)
+    engine.submit(
+        [
+            GenerationRequest(request_id=i, prompt_ids=prompt, max_tokens=tokens, temperature=1.0, seed=i)
+            for i in range(2)
+        ]
+    )
+    outcomes: list[Outcome] = []
+    for _ in range(SELF_TEST_STEPS):
+        if not engine.pending:
+            break
+        outcomes += engine.step()
+    if engine.pending or len(outcomes) != 2:
+        raise LoadRefused(f"self-test: {len(outcomes)} of 2 completions came back")
+    for outcome in outcomes:
+        if problem := fault_in(outcome, policy):
+            raise LoadRefused(f"self-test: {problem}")
+
+
+def fault_in(outcome: Outcome, policy: PolicyFiles) -> str | None:
+    """Return what is wrong with a completion, or None: lengths, range of ids, finite log-probabilities <= 0."""
+    if not isinstance(outcome, Completion):
+        return outcome.reason
+    ids, logprobs = outcome.token_ids, outcome.logprobs
+    if not len(ids):
+        return "a completion without tokens"
+    if logprobs is None or len(logprobs) != len(ids):  # pyright: ignore[reportUnnecessaryComparison]
+        count = "no" if logprobs is None else str(len(logprobs))  # pyright: ignore[reportUnnecessaryComparison]
+        return f"{count} log-probabilities for {len(ids)} tokens"
+    if max(ids) >= policy.vocabulary_size:
+        return f"token id {max(ids)} outside the vocabulary of {policy.vocabulary_size}"
+    if bad := [value for value in logprobs if not (math.isfinite(value) and value <= 0)]:
+        return f"a log-probability of {bad[0]}"
+    return None

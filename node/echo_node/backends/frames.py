@@ -1,0 +1,103 @@
+"""What node and backend child say to each other over the child's pipes.
+
+node → child   load    {load_id, policy}         child → node   ready    {report}           once, first
+               submit  {requests}                               events   {items, report}    items may be empty
+                                                                beat     {pending}          every BEAT_S, idle too
+
+Ids and log-probabilities are packed as in trajectories. Both ends are the same release, so no field is optional.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from echo_node.backends.base import Completion, FailedRequest, FailureCode, GenerationRequest, Outcome, PolicyFiles
+from echo_node.backends.conductor import Event, LoadResult
+from echo_swarm.codec import pack_f32, pack_u32, unpack_f32, unpack_u32
+from echo_swarm.trajectory import FinishReason
+
+BEAT_S = 2.0
+"""A child's main loop writes at least this often, unless one step takes longer."""
+
+
+def pack_policy(policy: PolicyFiles) -> dict[str, Any]:
+    """Return plain values."""
+    return {
+        "policy_version": policy.policy_version,
+        "artifact": str(policy.artifact),
+        "artifact_digest": policy.artifact_digest,
+        "model_config_json": policy.model_config_json,
+        "end_token_ids": list(policy.end_token_ids),
+        "vocabulary_size": policy.vocabulary_size,
+        "max_prompt_tokens": policy.max_prompt_tokens,
+        "max_completion_tokens": policy.max_completion_tokens,
+    }
+
+
+def unpack_policy(frame: dict[str, Any]) -> PolicyFiles:
+    """Inverse of `pack_policy`."""
+    return PolicyFiles(**{**frame, "artifact": Path(frame["artifact"]), "end_token_ids": tuple(frame["end_token_ids"])})
+
+
+def pack_requests(requests: Sequence[GenerationRequest]) -> list[dict[str, Any]]:
+    """Return plain values. Raises OverflowError for a prompt id that is no unsigned 32-bit integer."""
+    return [
+        {
+            "request_id": request.request_id,
+            "prompt_ids": pack_u32(request.prompt_ids),
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "seed": request.seed,
+        }
+        for request in requests
+    ]
+
+
+def unpack_requests(frames: list[dict[str, Any]]) -> list[GenerationRequest]:
+    """Inverse of `pack_requests`."""
+    return [GenerationRequest(**{**frame, "prompt_ids": tuple(unpack_u32(frame["prompt_ids"]))}) for frame in frames]
+
+
+def pack_event(event: Event) -> dict[str, Any]:
+    """Return plain values."""
+    if isinstance(event, LoadResult):
+        return {"kind": "load", "load_id": event.load_id, "reason": event.reason}
+    if isinstance(event, FailedRequest):
+        return {
+            "kind": "failed",
+            "request_id": event.request_id,
+            "code": event.code.value,
+            "reason": event.reason,
+        }
+    return {
+        "kind": "done",
+        "request_id": event.request_id,
+        "token_ids": pack_u32(event.token_ids),
+        "logprobs": pack_f32(event.logprobs),
+        "finish_reason": event.finish_reason.value,
+        "oldest_version": event.oldest_version,
+        "newest_version": event.newest_version,
+        "artifact_digest": event.artifact_digest,
+    }
+
+
+def unpack_event(frame: dict[str, Any]) -> Event:
+    """Inverse of `pack_event`. Raises KeyError, TypeError, ValueError or MalformedMessage for what is no event."""
+    kind = frame["kind"]
+    if kind == "load":
+        return LoadResult(load_id=frame["load_id"], reason=frame["reason"])
+    return _unpack_outcome(kind, frame)
+
+
+def _unpack_outcome(kind: str, frame: dict[str, Any]) -> Outcome:
+    if kind == "failed":
+        return FailedRequest(request_id=frame["request_id"], code=FailureCode(frame["code"]), reason=frame["reason"])
+    return Completion(
+        request_id=frame["request_id"],
+        token_ids=unpack_u32(frame["token_ids"]),
+        logprobs=unpack_f32(frame["logprobs"]),
+        finish_reason=FinishReason(frame["finish_reason"]),
+        oldest_version=frame["oldest_version"],
+        newest_version=frame["newest_version"],
+        artifact_digest=frame["artifact_digest"],
+    )

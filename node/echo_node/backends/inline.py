@@ -1,0 +1,66 @@
+"""The smallest `Backend`: an engine in this process, without a child. For tests, and for loops that need no isolation.
+
+The event loop stands still during each step, so a node never uses it with an engine that computes.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import anyio
+import anyio.lowlevel
+
+from echo_node.backends.base import Engine, GenerationRequest, LoadRefused, Outcome, PolicyFiles
+from echo_node.backends.conductor import Conductor, LoadResult
+from echo_swarm.work import BackendReport
+
+
+class InlineBackend:
+    """Steps its engine whenever somebody waits for it."""
+
+    def __init__(self, engine: Engine, *, with_self_test: bool = False) -> None:
+        self._conductor = Conductor(engine, with_self_test=with_self_test)
+        self._outcomes: deque[Outcome] = deque()
+        self._results: dict[int, str | None] = {}
+        self._loads = 0
+        self._work = anyio.Event()
+
+    @property
+    def report(self) -> BackendReport:
+        """What samples here."""
+        return self._conductor.engine.report()
+
+    async def load(self, policy: PolicyFiles) -> None:
+        """Swap weights (see `Backend.load`)."""
+        load_id = self._loads
+        self._loads += 1
+        self._conductor.load(load_id, policy)
+        self._work.set()
+        while load_id not in self._results:
+            await self._advance()
+        reason = self._results.pop(load_id)
+        if reason is not None:
+            raise LoadRefused(f"refused version {policy.policy_version}: {reason}")
+
+    async def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests (see `Backend.submit`)."""
+        self._conductor.submit(requests)
+        self._work.set()
+        await anyio.lowlevel.checkpoint()
+
+    async def next_outcome(self) -> Outcome:
+        """Return what finished next (see `Backend.next_outcome`)."""
+        while not self._outcomes:
+            if not self._conductor.pending:
+                self._work = anyio.Event()
+                await self._work.wait()
+            await self._advance()
+        return self._outcomes.popleft()
+
+    async def _advance(self) -> None:
+        # At least a checkpoint, so that others run between two steps.
+        await anyio.sleep(self._conductor.wait_s(idle_s=0.0))
+        for event in self._conductor.advance():
+            if isinstance(event, LoadResult):
+                self._results[event.load_id] = event.reason
+            else:
+                self._outcomes.append(event)
