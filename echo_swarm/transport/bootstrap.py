@@ -1,0 +1,82 @@
+"""Joining a network through a list of addresses, some of which are stale. For every host."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import anyio
+
+from echo_swarm.errors import BootstrapFailed, PeerUnreachable
+from echo_swarm.identity import PeerId
+from echo_swarm.transport.base import Host
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 1.0
+"""How long the other addresses are waited for once one answered."""
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 15.0
+
+
+async def dial_any(host: Host, addresses: Sequence[str], *, timeout_s: float) -> list[PeerId]:
+    """Dial all addresses at once. Returns the peers that answered, at least one.
+
+    Raises:
+        BootstrapFailed: none answered within `timeout_s`; it says why for each.
+
+    """
+    found: dict[PeerId, None] = {}
+    failures: dict[str, str] = {}
+    with anyio.CancelScope() as scope:
+
+        async def dial(address: str) -> None:
+            try:
+                peer = await host.connect(address, timeout_s=timeout_s)
+            except PeerUnreachable as e:
+                failures[address] = str(e).removeprefix(address).removeprefix(": ")
+            else:
+                found[peer] = None
+                scope.deadline = min(scope.deadline, anyio.current_time() + GRACE_S)
+
+        async with anyio.create_task_group() as tasks:
+            for address in dict.fromkeys(addresses):
+                tasks.start_soon(dial, address)
+    if not found:
+        raise BootstrapFailed(failures)
+    for address, reason in failures.items():
+        logger.info("bootstrap address %s did not answer: %s", address, reason)
+    return list(found)
+
+
+async def dial_patiently(
+    host: Host,
+    addresses: Sequence[str],
+    *,
+    attempt_s: float,
+    patience_s: float,
+    on_retry: Callable[[BootstrapFailed, float], None] | None = None,
+) -> list[PeerId]:
+    """Dial until an address answers, with growing pauses: for a coordinator that is slow or about to come back.
+
+    Args:
+        host: dials.
+        addresses: as in `dial_any`.
+        attempt_s: for one attempt.
+        patience_s: for all of them together.
+        on_retry: told about each failed attempt and the pause in seconds that follows it.
+
+    Raises:
+        BootstrapFailed: the last attempt's, once `patience_s` is used up.
+
+    """
+    give_up_at = anyio.current_time() + patience_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return await dial_any(host, addresses, timeout_s=attempt_s)
+        except BootstrapFailed as e:
+            if anyio.current_time() + pause_s >= give_up_at:
+                raise
+            if on_retry is not None:
+                on_retry(e, pause_s)
+        await anyio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
