@@ -1,21 +1,24 @@
 """Child processes that can crash, hang or hold a device without hurting their parent.
 
 A child is `python -m <module>`; parent and child exchange frames over the child's stdin and stdout: a 4-byte
-little-endian length and a msgpack map. The child's stderr goes to a log file. A child dies with its parent: it asks
-the kernel for that (Linux) and also ends when its stdin does.
+little-endian length and a msgpack map. The child's stderr goes to a log file. A child ends when its stdin does, and
+dies with its parent even when it is busy: it asks the kernel for that (Linux under asyncio) or watches its parent.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import os
 import signal
 import struct
 import sys
+import threading
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import anyio
 from anyio.abc import Process
@@ -29,6 +32,9 @@ FRAME_LIMITS = Limits(max_bytes=256 << 20, max_items=1 << 20, max_depth=16)
 """Our own children are trusted not to be hostile; the limit catches a stray print into the pipe."""
 
 _PR_SET_PDEATHSIG = 1
+_PARENT_PID = "ECHO_PARENT_PID"
+_PARENT_WATCH = "ECHO_PARENT_WATCH"
+_WATCH_EVERY_S = 0.5
 _LENGTH = struct.Struct("<I")
 
 
@@ -43,6 +49,8 @@ class Child:
         self._stdin = process.stdin
         self._stdout = BufferedByteReceiveStream(process.stdout)
         self._send_lock = anyio.Lock()
+        self._length: int | None = None
+        """Of the frame whose header has been read; kept so that a cancelled `receive` can be repeated."""
 
     @property
     def pid(self) -> int:
@@ -59,7 +67,7 @@ class Child:
             raise await self._failure() from e
 
     async def receive(self, *, timeout_s: float) -> dict[str, Any]:
-        """Return the next frame.
+        """Return the next frame. Cancelling it loses nothing.
 
         Raises:
             BackendFailed: the child ended, wrote something that is no frame, or stayed silent for `timeout_s`.
@@ -67,17 +75,26 @@ class Child:
         """
         try:
             with anyio.fail_after(timeout_s):
-                (length,) = _LENGTH.unpack(await self._stdout.receive_exactly(_LENGTH.size))
-                if length > FRAME_LIMITS.max_bytes:
-                    raise BackendFailed(f"{self.name} wrote something that is no frame; see {self.log_path}")
-                body = await self._stdout.receive_exactly(length)
-                return codec.decode(body, FRAME_LIMITS, canonical=False)
+                return await self._receive_frame()
         except TimeoutError as e:
             raise BackendFailed(f"{self.name} gave no answer for {timeout_s:.0f} s; see {self.log_path}") from e
         except MalformedMessage as e:
             raise BackendFailed(f"{self.name} wrote a frame that cannot be read ({e}); see {self.log_path}") from e
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSError) as e:
             raise await self._failure() from e
+
+    async def _receive_frame(self) -> dict[str, Any]:
+        if self._length is None:
+            (self._length,) = _LENGTH.unpack(await self._stdout.receive_exactly(_LENGTH.size))
+        assert self._length is not None
+        if self._length > FRAME_LIMITS.max_bytes:
+            raise MalformedMessage(f"announced as {self._length} bytes")
+        body = await self._stdout.receive_exactly(self._length)
+        self._length = None
+        message = codec.decode(body, FRAME_LIMITS, canonical=False)
+        if not isinstance(message, dict):
+            raise MalformedMessage(f"{type(message).__name__} instead of a map")
+        return cast("dict[str, Any]", message)
 
     async def _failure(self) -> BackendFailed:
         code: int | None = None
@@ -117,7 +134,7 @@ async def start_child(
                 stdout=PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "ECHO_PARENT_PID": str(os.getpid()), **(environment or {})},
+                env={**os.environ, **_parent_variables(), **(environment or {})},
             )
         except OSError as e:
             raise BackendFailed(f"cannot start {name}: {e}") from e
@@ -126,6 +143,20 @@ async def start_child(
     finally:
         with anyio.CancelScope(shield=True):
             await _end(process, grace_s)
+
+
+def _parent_variables() -> dict[str, str]:
+    """Return what tells a child about us.
+
+    The kernel's parent of a process is the thread that started it. Under asyncio that is the event loop's thread;
+    trio starts processes in a worker thread that ends when it has been idle for 10 s, and would take the child along.
+    """
+    try:
+        asyncio.get_running_loop()
+        watch = ""
+    except RuntimeError:
+        watch = "1"
+    return {_PARENT_PID: str(os.getpid()), _PARENT_WATCH: watch}
 
 
 async def _end(process: Process, grace_s: float) -> None:
@@ -171,13 +202,26 @@ def last_line(path: Path, *, limit_bytes: int = 4096) -> str:
 
 
 def die_with_parent() -> None:
-    """End this process when its parent does, however that ends. Call first thing in a child."""
-    if sys.platform == "linux":
+    """End this process when its parent does, however that ends. Call first thing in a child.
+
+    A grandchild has to call it too: a child that is killed this way cannot end its own children first.
+    """
+    # Taken out, so that our own children do not take our parent for theirs.
+    parent = int(os.environ.pop(_PARENT_PID, "") or os.getppid())
+    watch = os.environ.pop(_PARENT_WATCH, "")
+    if sys.platform == "linux" and not watch:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    expected = os.environ.get("ECHO_PARENT_PID")
-    if expected and os.name == "posix" and os.getppid() != int(expected):
+    elif os.name == "posix":
+        threading.Thread(target=_watch, args=(parent,), name="parent-watch", daemon=True).start()
+    if os.name == "posix" and os.getppid() != parent:
         # The parent died before the request above took hold.
         os._exit(0)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_WATCH_EVERY_S)
+    os._exit(1)
 
 
 def claim_pipes() -> tuple[BinaryIO, BinaryIO]:

@@ -11,7 +11,7 @@ in the manner of DSSE: lengths first, so that no two (type, payload) pairs share
 import hashlib
 import struct
 from dataclasses import dataclass
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ from echo_swarm import codec
 from echo_swarm.codec import Limits
 from echo_swarm.errors import MalformedMessage
 from echo_swarm.identity import Identity, PeerId, peer_id_of, verify
-from echo_swarm.wire import Message, Name, PublicKeyBytes
+from echo_swarm.wire import Message, Name, ProtocolVersion, PublicKeyBytes
 
 M = TypeVar("M", bound=Message)
 
@@ -31,7 +31,7 @@ _DOMAIN = b"echo-swarm/1"
 
 
 class _Envelope(Message):
-    v: Literal[1]
+    v: ProtocolVersion
     type: Name
     payload: bytes
     key: PublicKeyBytes

@@ -6,6 +6,7 @@ created with mode 0600 and refused when others can read it.
 
 import contextlib
 import os
+import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,9 +72,11 @@ def public_key_of(peer_id: str) -> bytes:
         raw = base58.b58decode(peer_id) if len(peer_id) <= 64 else b""
     except ValueError:
         raw = b""
-    if len(raw) != 38 or not raw.startswith(_PEER_ID_PREFIX):
+    key = raw[len(_PEER_ID_PREFIX) :]
+    # The comparison refuses a second spelling: the library ignores white space at the end.
+    if len(raw) != 38 or peer_id_of(key) != peer_id:
         raise UsageError(f"{peer_id[:64]!r} is no Ed25519 peer id (12D3KooW…)")
-    return raw[len(_PEER_ID_PREFIX) :]
+    return key
 
 
 def verify(public_key: bytes, message: bytes, signature: bytes) -> None:
@@ -88,22 +91,31 @@ def load_or_create(path: Path) -> tuple[Identity, bool]:
     """Read the key at `path`, or make one there. Returns the identity and whether it is new.
 
     Raises:
-        UsageError: the file is no key, or others may read it.
+        UsageError: the file is no key, others may read it, or it cannot be created.
 
     """
     if path.exists():
         return load(path), False
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    identity = Identity.generate()
     try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as e:
+        raise UsageError(f"cannot create the folder {path.parent}: {e.strerror}") from e
+    identity = Identity.generate()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(identity.seed.hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        # The name appears with its content or not at all, and never replaces a key that is already there.
+        os.link(temporary, path)
     except FileExistsError:
         # Another process of this person made it between our look and our attempt.
         return load(path), False
-    with os.fdopen(descriptor, "w") as file:
-        file.write(identity.seed.hex() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    except OSError as e:
+        raise UsageError(f"cannot create the key {path}: {e.strerror}") from e
+    finally:
+        temporary.unlink(missing_ok=True)
     return identity, True
 
 

@@ -20,7 +20,8 @@ from echo_swarm.identity import PeerId, peer_id_of
 from echo_swarm.wire import Address, Message, PublicKeyBytes, RunId
 
 _PREFIX = "echo1-"
-_LIMITS = Limits(max_bytes=4096, max_items=16, max_depth=3)
+_LIMITS = Limits(max_bytes=16 * 1024, max_items=32, max_depth=2)
+_MAX_CHARACTERS = 24 * 1024
 
 
 class Invite(Message):
@@ -47,7 +48,7 @@ class Invite(Message):
 def parse(text: str) -> Invite:
     """Read an invite. Raises InviteError, saying what to do."""
     cleaned = "".join(text.split()).strip("\"'<>`")
-    if not cleaned.startswith(_PREFIX) or len(cleaned) > 8192:
+    if not cleaned.startswith(_PREFIX) or len(cleaned) > _MAX_CHARACTERS:
         raise InviteError(f"an invite starts with {_PREFIX!r}; copy the whole line that the coordinator printed")
     encoded, _, checksum = cleaned.removeprefix(_PREFIX).rpartition("-")
     try:

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from echo_swarm.codec import Limits
-from echo_swarm.wire import U32, U63, Digest, Message, Name, PublicKeyBytes, RunId, Seconds, Text
+from echo_swarm.wire import U32, U63, Digest, Message, Name, ProtocolVersion, PublicKeyBytes, RunId, Seconds, Text, Word
 
-MANIFEST_LIMITS = Limits(max_bytes=4 << 20, max_items=65_536, max_depth=6)
+MANIFEST_LIMITS = Limits(max_bytes=4 << 20, max_items=1024, max_depth=6)
 MAX_ARTIFACT_BYTES = 1 << 41
 MIN_PIECE_BYTES = 1 << 16
 MAX_PIECE_BYTES = 4 << 20
@@ -44,7 +44,7 @@ _FILE_NAMES = {
 class Artifact(Message):
     """One file of a version, cut into pieces that are verified one by one."""
 
-    kind: Annotated[ArtifactKind, Field(strict=False)]
+    kind: Annotated[ArtifactKind, *Word]
     precision: Name
     size_bytes: Annotated[int, Field(ge=1, le=MAX_ARTIFACT_BYTES)]
     digest: Digest
@@ -70,14 +70,18 @@ class Artifact(Message):
         return math.ceil(self.size_bytes / self.piece_bytes)
 
     def piece_digest(self, index: int) -> bytes:
-        """Return the sha256 of piece `index`."""
+        """Return the sha256 of piece `index`. Raises IndexError."""
+        self._check_index(index)
         return self.piece_digests[index * PIECE_DIGEST_BYTES : (index + 1) * PIECE_DIGEST_BYTES]
 
     def piece_length(self, index: int) -> int:
-        """Return the length in bytes of piece `index`."""
+        """Return the length in bytes of piece `index`. Raises IndexError."""
+        self._check_index(index)
+        return min(self.piece_bytes, self.size_bytes - index * self.piece_bytes)
+
+    def _check_index(self, index: int) -> None:
         if not 0 <= index < self.piece_count:
             raise IndexError(f"piece {index} of {self.piece_count}")
-        return min(self.piece_bytes, self.size_bytes - index * self.piece_bytes)
 
 
 class CheckpointManifest(Message):
@@ -100,7 +104,7 @@ class CheckpointManifest(Message):
 class RunManifest(Message):
     """What a run is. Signed once by the run's key; its id is in the invite."""
 
-    protocol: Literal[1]
+    protocol: ProtocolVersion
     run_id: RunId
     name: Name
     created_at: Seconds

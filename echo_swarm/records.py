@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from echo_swarm.codec import Limits
-from echo_swarm.wire import U63, Address, Digest, Message, RunId, Seconds
+from echo_swarm.wire import U63, Address, Digest, Message, RunId, Seconds, Word
 from echo_swarm.work import Role
 
 RECORD_LIMITS = Limits(max_bytes=8 * 1024, max_items=64, max_depth=4)
@@ -24,7 +24,7 @@ class PeerRecord(Message):
     """A peer of a run and what it can serve."""
 
     run_id: RunId
-    role: Annotated[Role, Field(strict=False)]
+    role: Annotated[Role, *Word]
     addresses: Annotated[tuple[Address, ...], Field(strict=False, max_length=16)]
     """Multiaddresses ending in /p2p/<peer id>; empty for outbound only."""
     held_version: U63 | None

@@ -7,13 +7,13 @@ from typing import Annotated
 from pydantic import Field
 
 from echo_swarm.codec import Limits
-from echo_swarm.wire import U32, U63, Digest, LeaseId, Message, Name, RunId, Text
+from echo_swarm.wire import U32, U63, Digest, LeaseId, Message, Name, RunId, Text, Word
 
 MAX_TOKENS = 1 << 17
 """Longest completion the protocol can carry; a run sets its own, lower limit."""
 MAX_TRAJECTORIES = 64
 """In one submission."""
-SUBMISSION_LIMITS = Limits(max_bytes=8 << 20, max_items=64, max_depth=5)
+SUBMISSION_LIMITS = Limits(max_bytes=8 << 20, max_items=4096, max_depth=5)
 
 PackedU32 = Annotated[bytes, Field(max_length=4 * MAX_TOKENS)]
 PackedF32 = Annotated[bytes, Field(max_length=4 * MAX_TOKENS)]
@@ -58,7 +58,7 @@ class Trajectory(Message):
     """0 means greedy."""
     seed: U63
     """The one that the lease gave for this member, and that was used."""
-    finish_reason: Annotated[FinishReason, Field(strict=False)]
+    finish_reason: Annotated[FinishReason, *Word]
     token_ids: PackedU32
     """Completion only, `codec.pack_u32`; includes the end token if one was sampled."""
     logprobs: PackedF32
@@ -110,7 +110,7 @@ class Verdict(Message):
     lease_id: LeaseId
     group_id: U63
     member: U32
-    reason: Annotated[Reason, Field(strict=False)]
+    reason: Annotated[Reason, *Word]
     detail: Text = ""
     """For people."""
 

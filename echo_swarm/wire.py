@@ -6,7 +6,7 @@ a checked object or raises MalformedMessage; `to_wire` is its inverse. No messag
 
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from echo_swarm.errors import MalformedMessage
 
@@ -19,11 +19,25 @@ Seconds = Annotated[float, Field(ge=0, le=4e9)]
 Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
 """sha256."""
 PublicKeyBytes = Annotated[bytes, Field(min_length=32, max_length=32)]
+ProtocolVersion = Annotated[int, Field(ge=1, le=1)]
+"""Not Literal[1], which also takes true and 1.0."""
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 LeaseId = Annotated[bytes, Field(min_length=16, max_length=16)]
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 Text = Annotated[str, Field(max_length=1024)]
-Address = Annotated[str, Field(min_length=1, max_length=512)]
+Address = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[!-~]+$")]
+"""A multiaddress: visible ASCII only."""
+
+
+def _only_text(value: object) -> object:
+    # Not strict, pydantic takes an enumeration's word as bytes too.
+    if not isinstance(value, str):
+        raise ValueError("Input should be a string")
+    return value
+
+
+Word = (Field(strict=False), BeforeValidator(_only_text))
+"""For enumerations, which travel as strings: `Annotated[Role, *Word]`."""
 
 
 class Message(BaseModel):

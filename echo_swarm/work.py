@@ -11,13 +11,13 @@ Method names and payloads of the protocol WORK_PROTOCOL, each a call from the no
 """
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from echo_swarm.manifest import MANIFEST_LIMITS
 from echo_swarm.trajectory import MAX_TRAJECTORIES, SUBMISSION_LIMITS, PackedU32, Verdict
-from echo_swarm.wire import U32, U63, Address, LeaseId, Message, Name, RunId, Seconds
+from echo_swarm.wire import U32, U63, Address, LeaseId, Message, Name, ProtocolVersion, RunId, Seconds, Word
 
 WORK_PROTOCOL = "/echo-swarm/work/1"
 MAX_LEASES = 256
@@ -49,7 +49,7 @@ class Hello(Message):
 
     run_id: RunId
     software: Annotated[str, Field(max_length=64)]
-    role: Annotated[Role, Field(strict=False)]
+    role: Annotated[Role, *Word]
     instance: Annotated[bytes, Field(min_length=16, max_length=16)]
     """Random for each process: tells a restart from a copied key that is live twice."""
     wall_s: Seconds
@@ -131,7 +131,7 @@ class LeaseReply(Message):
 
     leases: Annotated[tuple[Lease, ...], Field(strict=False, max_length=MAX_LEASES)]
     head_version: U63 | None
-    wait_reason: Annotated[WaitReason, Field(strict=False)]
+    wait_reason: Annotated[WaitReason, *Word]
     retry_after_s: Annotated[float, Field(ge=0, le=600)]
 
 
@@ -202,5 +202,5 @@ class StatusRequest(Message):
 class StatusReply(Message):
     """`status` is the map documented in `echo_swarm.status`."""
 
-    protocol: Literal[1]
+    protocol: ProtocolVersion
     status: dict[str, Any]
