@@ -1,0 +1,136 @@
+"""What peers say to each other about versions: the protocol BLOB_PROTOCOL over `transport.rpc`.
+
+    run       RunRequest       → EnvelopeReply   the RunManifest's envelope
+    manifest  ManifestRequest  → EnvelopeReply   a CheckpointManifest's envelope; the newest one without a version
+    have      HaveRequest      → HaveReply       which pieces of an artifact this peer has verified
+    piece     PieceRequest     → PieceReply      one of them
+
+Answers that are no messages: error codes `unknown_run`, `not_found` (nothing of it here, or not that piece), `busy`
+(all upload places taken; ask again later). Everybody may ask anything: manifests are public to whoever knows the run
+id, and nothing that is answered is trusted before it was checked.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from echo_swarm.checkpoint.pieces import MAX_PACKED_BYTES
+from echo_swarm.envelope import OVERHEAD_BYTES
+from echo_swarm.identity import PeerId
+from echo_swarm.manifest import MANIFEST_LIMITS, MAX_PIECE_BYTES
+from echo_swarm.transport.base import Host
+from echo_swarm.transport.rpc import RpcClient, call_message
+from echo_swarm.wire import U32, U63, Digest, Message, RunId
+
+BLOB_PROTOCOL = "/echo-swarm/blob/1"
+NOT_FOUND = "not_found"
+BUSY = "busy"
+
+MAX_REQUEST_BYTES = 4096
+MAX_REPLY_BYTES = MANIFEST_LIMITS.max_bytes + OVERHEAD_BYTES + 1024
+"""The largest answer: a manifest, or a piece of MAX_PIECE_BYTES."""
+
+assert MAX_PIECE_BYTES + 1024 <= MAX_REPLY_BYTES
+
+
+class RunRequest(Message):
+    """Ask what the run is."""
+
+    run_id: RunId
+
+
+class ManifestRequest(Message):
+    """Ask for a version's manifest."""
+
+    run_id: RunId
+    policy_version: U63 | None
+    """None for the newest one."""
+
+
+class EnvelopeReply(Message):
+    """A signed message, as the run's key sealed it."""
+
+    envelope: Annotated[bytes, Field(max_length=MANIFEST_LIMITS.max_bytes + OVERHEAD_BYTES)]
+
+
+class HaveRequest(Message):
+    """Ask which pieces of an artifact can be fetched."""
+
+    digest: Digest
+
+
+class HaveReply(Message):
+    """A `PieceMap`, packed."""
+
+    pieces: Annotated[bytes, Field(max_length=MAX_PACKED_BYTES)]
+
+
+class PieceRequest(Message):
+    """Ask for one piece."""
+
+    digest: Digest
+    """Of the whole artifact."""
+    index: U32
+
+
+class PieceReply(Message):
+    """The content of a piece; verify it."""
+
+    data: Annotated[bytes, Field(max_length=MAX_PIECE_BYTES)]
+
+
+class BlobClient:
+    """One peer's blob service. Use as `async with`; nothing that it returns has been verified yet."""
+
+    def __init__(self, host: Host, peer: PeerId, *, max_outstanding: int = 16) -> None:
+        self.peer = peer
+        self._rpc = RpcClient(
+            host,
+            peer,
+            BLOB_PROTOCOL,
+            max_reply_bytes=MAX_REPLY_BYTES,
+            max_request_bytes=MAX_REQUEST_BYTES,
+            max_outstanding=max_outstanding,
+        )
+
+    async def __aenter__(self) -> "BlobClient":
+        """Start; the stream opens with the first call."""
+        await self._rpc.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Close the stream."""
+        await self._rpc.__aexit__(None, None, None)
+
+    async def run(self, run_id: str, *, timeout_s: float) -> bytes:
+        """Return the envelope of the RunManifest; check it with `trust.check_run_manifest`.
+
+        Raises:
+            PeerUnreachable: no answer within `timeout_s`.
+            RemoteError: see the module.
+            MalformedMessage: the answer is none.
+
+        """
+        request = RunRequest(run_id=run_id)
+        return (await call_message(self._rpc, "run", request, EnvelopeReply, timeout_s=timeout_s)).envelope
+
+    async def manifest(self, run_id: str, version: int | None = None, *, timeout_s: float) -> bytes:
+        """Return the envelope of a version's manifest (default: the newest); check it with `trust.TrustedHead`."""
+        request = ManifestRequest(run_id=run_id, policy_version=version)
+        return (await call_message(self._rpc, "manifest", request, EnvelopeReply, timeout_s=timeout_s)).envelope
+
+    async def have(self, digest: bytes, *, timeout_s: float) -> bytes:
+        """Return the packed map of the pieces that the peer says it has."""
+        request = HaveRequest(digest=digest)
+        return (await call_message(self._rpc, "have", request, HaveReply, timeout_s=timeout_s)).pieces
+
+    async def piece(self, digest: bytes, index: int, *, timeout_s: float) -> bytes:
+        """Return what the peer says is that piece."""
+        request = PieceRequest(digest=digest, index=index)
+        return (await call_message(self._rpc, "piece", request, PieceReply, timeout_s=timeout_s)).data
+
+
+async def ask_manifest(host: Host, peer: PeerId, run_id: str, version: int | None = None, *, timeout_s: float) -> bytes:
+    """Ask one peer once for a manifest's envelope; see `BlobClient.manifest`."""
+    async with BlobClient(host, peer) as client:
+        return await client.manifest(run_id, version, timeout_s=timeout_s)

@@ -1,0 +1,258 @@
+"""Getting the missing pieces of one artifact from whoever has them.
+
+    discover ──► one conversation per source ──► up to `window` requests each ──► thread: verify, write
+        ▲              │ PiecePlan says what to ask       │
+        └── failed ────┴──────── pieces, wake-ups ◄───────┘
+
+All conversations run at once, so a slow, silent or lying source costs its own time only; the total is no sum of
+deadlines. The first local fault (full disk) ends everything.
+"""
+
+from collections.abc import Callable
+from random import Random
+
+import anyio
+import anyio.to_thread
+
+from echo_swarm.checkpoint.blob import BUSY, NOT_FOUND, BlobClient
+from echo_swarm.checkpoint.fetch_plan import PiecePlan
+from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings, Grudges, SourcesExhausted
+from echo_swarm.checkpoint.partial import PartialArtifact
+from echo_swarm.checkpoint.pieces import PieceMap
+from echo_swarm.checkpoint.sources import Providers, SourceBook
+from echo_swarm.errors import EchoError, LocalFault, MalformedMessage, PeerFault, PeerUnreachable, RemoteError
+from echo_swarm.identity import PeerId
+from echo_swarm.transport.base import Host
+
+_IDLE_S = 0.25
+"""A source that has nothing for us is looked at again after this time, or when a piece arrives."""
+_MAX_STRIKES = 3
+"""Times that a source may say it has a piece and then not give it. More than one: a piece can move while we ask."""
+_MAX_BUSY = 20
+_PROVIDERS_TIMEOUT_S = 10.0
+
+
+class _Conversation:
+    """What is going on with one source."""
+
+    def __init__(self, client: BlobClient) -> None:
+        self.client = client
+        self.peer = client.peer
+        self.scope = anyio.CancelScope()
+        self.fault: EchoError | None = None
+        self.strikes = 0
+        self.busy = 0
+        self.busy_until_s = 0.0
+
+    def end(self, fault: EchoError) -> None:
+        """Stop talking, for this reason."""
+        self.fault = self.fault or fault
+        self.scope.cancel()
+
+
+class Download:
+    """One go at completing a `PartialArtifact`."""
+
+    def __init__(
+        self,
+        *,
+        host: Host,
+        partial: PartialArtifact,
+        sources: Providers,
+        coordinator: PeerId | None,
+        settings: FetchSettings,
+        grudges: Grudges,
+        random: Random,
+        report: FetchReport,
+        on_piece: Callable[[PeerId, int], None],
+    ) -> None:
+        self._host = host
+        self._partial = partial
+        self._artifact = partial.artifact
+        self._sources = sources
+        self._settings = settings
+        self._grudges = grudges
+        self._report = report
+        self._on_piece = on_piece
+        self._plan = PiecePlan(
+            partial.have,
+            coordinator=coordinator,
+            window=settings.window,
+            max_in_flight=settings.max_in_flight,
+            random=random,
+        )
+        self._book = SourceBook(
+            max_active=settings.max_sources, max_attempts=settings.max_attempts, retry_s=settings.retry_s
+        )
+        self._over = anyio.Event()
+        self._changed = anyio.Event()
+        self._source_ended = anyio.Event()
+        self._fault: EchoError | None = None
+
+    async def run(self) -> None:
+        """Return when nothing is missing.
+
+        Raises:
+            SourcesExhausted: nobody is left to ask.
+            LocalFault: a piece cannot be written.
+
+        """
+        if self._partial.have.complete:
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._discover)
+            await self._over.wait()
+            tasks.cancel_scope.cancel()
+        if self._fault is not None:
+            raise self._fault
+
+    def _end(self, fault: EchoError | None) -> None:
+        if not self._over.is_set():
+            self._fault = fault
+            self._over.set()
+
+    # Who is asked.
+
+    async def _discover(self) -> None:
+        """Keep conversations going with as many sources as allowed, until none is left."""
+        next_look_s = float("-inf")
+        starved_since_s: float | None = None
+        patience_s = self._settings.starve_s if callable(self._sources) else 0.0
+        async with anyio.create_task_group() as tasks:
+            while True:
+                now_s = anyio.current_time()
+                if now_s >= next_look_s:
+                    await self._learn(now_s)
+                    idle = self._book.active == 0
+                    next_look_s = now_s + (self._settings.refresh_s if idle else self._settings.providers_every_s)
+                for peer in self._book.start(now_s):
+                    tasks.start_soon(self._ask, peer)
+                starved_since_s = (starved_since_s or now_s) if self._book.exhausted else None
+                if starved_since_s is not None and now_s - starved_since_s >= patience_s:
+                    missing = self._artifact.size_bytes - self._partial.done_bytes
+                    return self._end(SourcesExhausted(self._report, missing))
+                self._source_ended = anyio.Event()
+                with anyio.move_on_after(self._settings.refresh_s):
+                    await self._source_ended.wait()
+
+    async def _learn(self, now_s: float) -> None:
+        peers = self._sources
+        if callable(peers):
+            with anyio.move_on_after(_PROVIDERS_TIMEOUT_S) as scope:
+                peers = await peers()
+            if scope.cancelled_caught or callable(peers):
+                return
+        for peer in peers:
+            reason = self._grudges.reason(peer, now_s)
+            if reason is not None:
+                self._report.liars.setdefault(peer, reason)
+            elif peer != self._host.peer_id:
+                self._book.know(peer)
+
+    async def _ask(self, peer: PeerId) -> None:
+        """Talk to one source until it fails or is told to stop."""
+        try:
+            async with BlobClient(self._host, peer) as client:
+                talk = _Conversation(client)
+                self._plan.update(peer, await self._ask_have(talk))
+                await self._exchange(talk)
+                if talk.fault is not None:
+                    raise talk.fault
+        except (PeerUnreachable, RemoteError) as e:
+            self._report.failures[peer] = str(e)
+            self._report.retries += 1
+            self._book.failed(peer, anyio.current_time())
+        except PeerFault as e:
+            self._report.liars[peer] = str(e)
+            self._grudges.add(peer, str(e), anyio.current_time())
+            self._book.lied(peer)
+        finally:
+            self._plan.remove(peer)
+            self._source_ended.set()
+            self._wake()
+
+    # What is asked.
+
+    async def _exchange(self, talk: _Conversation) -> None:
+        with talk.scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._refresh, talk)
+                while True:
+                    now_s = anyio.current_time()
+                    index = None if now_s < talk.busy_until_s else self._plan.take(talk.peer, now_s)
+                    if index is not None:
+                        tasks.start_soon(self._request, talk, index)
+                        continue
+                    with anyio.move_on_after(_IDLE_S):
+                        await self._changed.wait()
+
+    async def _refresh(self, talk: _Conversation) -> None:
+        """Follow a source that is still downloading itself."""
+        complete = False
+        while not complete:
+            await anyio.sleep(self._settings.refresh_s)
+            try:
+                have = await self._ask_have(talk)
+            except (PeerUnreachable, PeerFault) as e:
+                return talk.end(e)
+            self._plan.update(talk.peer, have)
+            complete = have.complete
+            self._wake()
+
+    async def _request(self, talk: _Conversation, index: int) -> None:
+        try:
+            await self._fetch_piece(talk, index)
+        except RemoteError as e:
+            await self._refused(talk, index, e)
+        except (PeerUnreachable, PeerFault) as e:
+            talk.end(e)
+        except LocalFault as e:
+            self._end(e)
+        finally:
+            self._plan.settle(talk.peer, index, anyio.current_time())
+            self._wake()
+        if self._partial.have.complete:
+            self._end(None)
+
+    async def _fetch_piece(self, talk: _Conversation, index: int) -> None:
+        length = self._artifact.piece_length(index)
+        # With a full window each request waits for the others of the same peer.
+        slowest_s = self._settings.window * length / self._settings.min_bytes_per_s
+        timeout_s = self._settings.answer_timeout_s + slowest_s
+        data = await talk.client.piece(self._artifact.digest, index, timeout_s=timeout_s)
+        try:
+            fresh = await anyio.to_thread.run_sync(self._partial.write, index, data)
+        except MalformedMessage:
+            self._report.wasted_bytes += len(data)
+            raise
+        if not fresh:
+            self._report.wasted_bytes += len(data)
+            return
+        self._report.bytes_by_source[talk.peer] = self._report.bytes_by_source.get(talk.peer, 0) + length
+        self._book.delivered(talk.peer)
+        self._on_piece(talk.peer, length)
+
+    async def _refused(self, talk: _Conversation, index: int, error: RemoteError) -> None:
+        """Decide what an error frame means: wait, look again at what the source has, or stop."""
+        if error.code == BUSY and talk.busy < _MAX_BUSY:
+            talk.busy += 1
+            talk.busy_until_s = anyio.current_time() + self._settings.retry_s
+            return
+        if error.code != NOT_FOUND:
+            return talk.end(error)
+        try:
+            have = await self._ask_have(talk)
+        except (PeerUnreachable, PeerFault) as e:
+            return talk.end(e)
+        talk.strikes += index in have
+        if talk.strikes >= _MAX_STRIKES:
+            talk.end(MalformedMessage("says that it has pieces which it then does not give"))
+        self._plan.update(talk.peer, have)
+
+    async def _ask_have(self, talk: _Conversation) -> PieceMap:
+        packed = await talk.client.have(self._artifact.digest, timeout_s=self._settings.answer_timeout_s)
+        return PieceMap.unpack(self._artifact.piece_count, packed)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

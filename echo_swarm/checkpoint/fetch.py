@@ -1,0 +1,173 @@
+"""Fetching an artifact from several peers at once.
+
+    fetch ─► add manifest ─► whole already? ─► open the download ─► copy equal pieces ─► Download ─► finish ─► report
+                             (hash, return)    (room? resume)       from old versions    (peers)     (rename)
+
+Nothing is written that was not verified, a kill at any point loses at most the pieces in flight, and a cancelled call
+can simply be made again (or for a newer version: equal pieces are copied).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import anyio
+import anyio.to_thread
+
+from echo_swarm.checkpoint.download import Download
+from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings, Grudges, SourcesExhausted
+from echo_swarm.checkpoint.partial import PartialArtifact, WrongPiece
+from echo_swarm.checkpoint.sources import Providers
+from echo_swarm.checkpoint.store import LocalPiece, VersionStore, read_range
+from echo_swarm.envelope import Signed
+from echo_swarm.errors import LocalFault
+from echo_swarm.identity import PeerId
+from echo_swarm.manifest import Artifact, CheckpointManifest
+from echo_swarm.transport.base import Host
+
+__all__ = ["FetchReport", "FetchSettings", "Fetcher", "Progress", "Providers", "SourcesExhausted"]
+
+Progress = Callable[[int, int], None]
+"""Called with verified bytes and total bytes after each piece."""
+
+_MAX_ROUNDS = 3
+"""Downloads of one call after which a disk that returns other bytes than were written is called broken."""
+
+
+class Fetcher:
+    """Fetches artifacts into a store. Several calls may run at once; two for the same artifact take turns.
+
+    Args:
+        host: opens the streams.
+        store: where pieces go.
+        coordinator: the source whose uplink is spared.
+        settings: limits and deadlines.
+        seed: of the order of pieces; None for a random one.
+
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        store: VersionStore,
+        *,
+        coordinator: PeerId | None = None,
+        settings: FetchSettings | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.settings = settings or FetchSettings()
+        self.grudges = Grudges()
+        """Peers that lied, avoided for a while."""
+        self.bytes_by_source: dict[PeerId, int] = {}
+        """Verified piece bytes since the start, all artifacts."""
+        self._host = host
+        self._store = store
+        self._coordinator = coordinator
+        self._random = Random(seed)
+        self._turns: dict[bytes, anyio.Lock] = {}
+
+    async def fetch(
+        self,
+        signed: Signed[CheckpointManifest],
+        artifact: Artifact,
+        sources: Providers,
+        *,
+        progress: Progress | None = None,
+    ) -> FetchReport:
+        """Return once the artifact is whole, verified and has its final name (`FetchReport.path`).
+
+        Args:
+            signed: a trusted manifest (from `TrustedHead`).
+            artifact: one of its artifacts.
+            sources: peers to ask; or an async callable that returns the peers known now, asked again and again.
+            progress: told after each piece.
+
+        Raises:
+            SourcesExhausted: nobody is left to ask; names each and why. What is verified stays; call again later.
+            StorageFull: no room, before the first byte or half-way.
+            LocalFault: this disk cannot do it (now).
+            MalformedMessage: the manifest contradicts itself.
+
+        """
+        if artifact not in signed.message.artifacts:
+            raise ValueError("the artifact is none of the manifest's")
+        turn = self._turns.setdefault(artifact.digest, anyio.Lock())
+        try:
+            async with turn:
+                return await self._fetch(signed, artifact, sources, progress)
+        finally:
+            if turn.statistics().tasks_waiting == 0 and not turn.locked():
+                self._turns.pop(artifact.digest, None)
+
+    async def _fetch(
+        self,
+        signed: Signed[CheckpointManifest],
+        artifact: Artifact,
+        sources: Providers,
+        progress: Progress | None,
+    ) -> FetchReport:
+        version = signed.message.policy_version
+        started_s = anyio.current_time()
+        report = FetchReport(policy_version=version, size_bytes=artifact.size_bytes)
+        await anyio.to_thread.run_sync(self._store.add, signed)
+        path = await anyio.to_thread.run_sync(self._store.verify, version, artifact.kind)
+        if path is None:
+            path = await self._download(version, artifact, sources, progress, report)
+        report.path = path
+        report.seconds = anyio.current_time() - started_s
+        return report
+
+    async def _download(
+        self,
+        version: int,
+        artifact: Artifact,
+        sources: Providers,
+        progress: Progress | None,
+        report: FetchReport,
+    ) -> Path:
+        partial = await anyio.to_thread.run_sync(self._store.open_partial, version, artifact)
+        try:
+            report.resumed_bytes = partial.done_bytes
+            await self._copy_local(partial, report)
+            for _ in range(_MAX_ROUNDS):
+                download = Download(
+                    host=self._host,
+                    partial=partial,
+                    sources=sources,
+                    coordinator=self._coordinator,
+                    settings=self.settings,
+                    grudges=self.grudges,
+                    random=Random(self._random.random()),
+                    report=report,
+                    on_piece=lambda peer, size: self._count(partial, peer, size, progress),
+                )
+                await download.run()
+                path = await anyio.to_thread.run_sync(self._store.finish_partial, partial)
+                if path is not None:
+                    return path
+            raise LocalFault(f"{partial.part_path} reads back other bytes than were written; check the disk")
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._store.close_partial, partial)
+
+    async def _copy_local(self, partial: PartialArtifact, report: FetchReport) -> None:
+        pieces = await anyio.to_thread.run_sync(self._store.local_pieces, partial.artifact, partial.have)
+        for piece in pieces:
+            # One piece a thread call: a cancelled fetch ends between two of them.
+            report.copied_bytes += await anyio.to_thread.run_sync(_copy_piece, partial, piece)
+
+    def _count(self, partial: PartialArtifact, peer: PeerId, size_bytes: int, progress: Progress | None) -> None:
+        self.bytes_by_source[peer] = self.bytes_by_source.get(peer, 0) + size_bytes
+        if progress is not None:
+            progress(partial.done_bytes, partial.artifact.size_bytes)
+
+
+def _copy_piece(partial: PartialArtifact, piece: LocalPiece) -> int:
+    wanted = [index for index in piece.wanted if index not in partial.have]
+    data = read_range(piece.path, piece.offset, piece.length) if wanted else None
+    if data is None:
+        return 0
+    try:
+        return sum(len(data) for index in wanted if partial.write(index, data))
+    except WrongPiece:
+        return 0  # A hole of an unfinished file.

@@ -1,0 +1,151 @@
+"""Which piece to ask of whom. Pure: time, randomness and answers are passed in.
+
+Rarest first among a random sample, so that nodes that start together ask for different pieces and soon can serve each
+other. The coordinator's uplink is the scarce thing: it is asked freely for pieces that no other source has, and for one
+piece at a time of those that somebody else has too. Sources start with one request in flight and earn more. At the end,
+when every missing piece is on its way, a piece that takes long is asked of a second and a third source as well, so that
+a slow or silent one holds nobody up.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from echo_swarm.checkpoint.pieces import PieceMap
+from echo_swarm.identity import PeerId
+
+_SAMPLE = 48
+"""Candidates compared for rarity: enough to avoid the common pieces, cheap however long the list is."""
+_MAX_ASKERS = 3
+"""Of one piece at a time, in the end game."""
+_MIN_PATIENCE_S = 0.3
+
+
+@dataclass(slots=True)
+class _Source:
+    have: PieceMap
+    window: int = 1
+    asked: dict[int, float] = field(default_factory=dict[int, float])
+    """Piece in flight → when it was asked for."""
+    piece_s: float = 0.0
+    """Smoothed time from asking to having."""
+
+
+class PiecePlan:
+    """The state of one artifact's download.
+
+    Args:
+        have: the pieces that are there; kept up to date by whoever writes them (shared with `PartialArtifact`).
+        coordinator: the source to spare.
+        window: requests in flight with one source.
+        max_in_flight: with all; bounds memory.
+        random: source of order.
+
+    """
+
+    def __init__(
+        self, have: PieceMap, *, coordinator: PeerId | None, window: int, max_in_flight: int, random: Random
+    ) -> None:
+        self._have = have
+        self._coordinator = coordinator
+        self._window = window
+        self._max_in_flight = max_in_flight
+        self._random = random
+        self._sources: dict[PeerId, _Source] = {}
+        self._holders = [0] * have.count
+        """Sources besides the coordinator that have each piece."""
+        self._askers = [0] * have.count
+        self._in_flight = 0
+        self._todo = list(have.missing())
+        """Missing and asked of nobody, in random order."""
+        random.shuffle(self._todo)
+
+    def update(self, peer: PeerId, have: PieceMap) -> None:
+        """Add a source, or replace what is known of its pieces."""
+        source = self._sources.get(peer)
+        if source is None:
+            source = self._sources[peer] = _Source(have=have)
+        else:
+            self._count(peer, source.have, -1)
+            source.have = have
+        self._count(peer, have, 1)
+
+    def remove(self, peer: PeerId) -> None:
+        """Forget a source; what was asked of it may be asked of others."""
+        source = self._sources.pop(peer, None)
+        if source is not None:
+            self._count(peer, source.have, -1)
+            for index in source.asked:
+                self._unask(index)
+
+    def take(self, peer: PeerId, now_s: float) -> int | None:
+        """Return the piece to ask of a source now, and count it as asked; None when there is nothing for it to do."""
+        source = self._sources[peer]
+        if len(source.asked) >= source.window or self._in_flight >= self._max_in_flight:
+            return None
+        index = self._from_todo(peer, source)
+        if index is None:
+            index = self._from_others(source, now_s)
+        if index is not None:
+            source.asked[index] = now_s
+            self._askers[index] += 1
+            self._in_flight += 1
+        return index
+
+    def settle(self, peer: PeerId, index: int, now_s: float) -> None:
+        """Say that a request is over: answered (then `have` has the piece) or given up."""
+        source = self._sources.get(peer)
+        asked_at = None if source is None else source.asked.pop(index, None)
+        if source is None or asked_at is None:
+            return
+        if index in self._have:
+            elapsed = now_s - asked_at
+            source.piece_s = elapsed if source.piece_s == 0 else 0.7 * source.piece_s + 0.3 * elapsed
+            source.window = min(self._window, source.window + 1)
+        self._unask(index)
+
+    def _unask(self, index: int) -> None:
+        self._askers[index] -= 1
+        self._in_flight -= 1
+        if self._askers[index] == 0 and index not in self._have:
+            self._todo.append(index)
+
+    def _from_todo(self, peer: PeerId, source: _Source) -> int | None:
+        spare = peer == self._coordinator and len(source.asked) > 0
+        best: tuple[int, int] | None = None
+        seen = 0
+        start = self._random.randrange(len(self._todo)) if self._todo else 0
+        for step in range(len(self._todo)):
+            position = (start + step) % len(self._todo)
+            index = self._todo[position]
+            if index not in source.have or (spare and self._holders[index] > 0):
+                continue
+            if best is None or self._holders[index] < best[0]:
+                best = (self._holders[index], position)
+            seen += 1
+            if seen >= _SAMPLE or best[0] == (0 if peer == self._coordinator else 1):
+                break
+        if best is None:
+            return None
+        index = self._todo[best[1]]
+        self._todo[best[1]] = self._todo[-1]
+        self._todo.pop()
+        return index
+
+    def _from_others(self, source: _Source, now_s: float) -> int | None:
+        """End game: the piece that others have been asked for longest, if it takes longer than it should."""
+        if self._todo:
+            return None
+        oldest: tuple[float, int] | None = None
+        patience_s = max(_MIN_PATIENCE_S, 2 * source.piece_s)
+        for other in self._sources.values():
+            for index, asked_at in other.asked.items():
+                slow = now_s - asked_at > patience_s and self._askers[index] < _MAX_ASKERS
+                free = index in source.have and index not in source.asked and index not in self._have
+                if slow and free and (oldest is None or asked_at < oldest[0]):
+                    oldest = (asked_at, index)
+        return None if oldest is None else oldest[1]
+
+    def _count(self, peer: PeerId, have: PieceMap, change: int) -> None:
+        if peer != self._coordinator:
+            for index in have:
+                self._holders[index] += change

@@ -1,0 +1,96 @@
+"""What a fetch is allowed, what it did, and whom it does not ask again."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from echo_swarm.errors import Unavailable
+from echo_swarm.identity import PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSettings:
+    """Limits and deadlines of a fetch."""
+
+    max_sources: int = 8
+    """Peers asked at the same time."""
+    window: int = 4
+    """Requests in flight with one peer."""
+    max_in_flight: int = 24
+    """With all peers; times the piece size this bounds memory."""
+    answer_timeout_s: float = 15.0
+    """For reaching a peer and learning which pieces it has; added to the time that a piece may take."""
+    min_bytes_per_s: float = 64 * 1024
+    """A peer slower than this, with its window full, is replaced."""
+    max_attempts: int = 3
+    """Failures in a row after which a peer is given up for this fetch."""
+    retry_s: float = 0.5
+    """Pause before a peer is asked again; doubles."""
+    refresh_s: float = 0.5
+    """How often a peer that is still downloading is asked what it has by now."""
+    providers_every_s: float = 2.0
+    """How often a callable is asked for providers; every `refresh_s` while nobody is being asked."""
+    starve_s: float = 20.0
+    """How long to wait for a provider to appear when `sources` is a callable and none is left."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FetchReport:
+    """What one fetch did."""
+
+    policy_version: int
+    size_bytes: int
+    path: Path | None = None
+    """Where the whole, verified artifact lies."""
+    resumed_bytes: int = 0
+    """Verified bytes of an earlier attempt."""
+    copied_bytes: int = 0
+    """From other versions on this disk."""
+    bytes_by_source: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
+    """Verified and written."""
+    wasted_bytes: int = 0
+    """Came twice (end game) or wrong."""
+    retries: int = 0
+    """Sources that failed and were, or could have been, asked again."""
+    failures: dict[PeerId, str] = field(default_factory=dict[PeerId, str])
+    """Last failure of each source that had one."""
+    liars: dict[PeerId, str] = field(default_factory=dict[PeerId, str])
+    """Sources that sent something wrong, and what."""
+    seconds: float = 0.0
+
+
+class SourcesExhausted(Unavailable):
+    """Nobody is left to ask for an artifact; `report` has what happened. What was verified stays on disk."""
+
+    def __init__(self, report: FetchReport, missing_bytes: int) -> None:
+        self.report = report
+        reasons = {**report.failures, **report.liars}
+        listed = "; ".join(f"{peer}: {reason}" for peer, reason in list(reasons.items())[:16]) or "no provider known"
+        super().__init__(
+            f"version {report.policy_version}: {missing_bytes} of {report.size_bytes} bytes are missing and no source "
+            f"is left ({listed})"
+        )
+
+
+class Grudges:
+    """Peers that lied, for a while and in bounded number. The identity is free, so this only saves time."""
+
+    def __init__(self, *, hold_s: float = 600.0, limit: int = 1024) -> None:
+        self._hold_s = hold_s
+        self._limit = limit
+        self._until: dict[PeerId, tuple[float, str]] = {}
+
+    def add(self, peer: PeerId, reason: str, now_s: float) -> None:
+        """Remember a liar."""
+        self._until.pop(peer, None)
+        self._until[peer] = (now_s + self._hold_s, reason)
+        while len(self._until) > self._limit:
+            del self._until[next(iter(self._until))]
+
+    def reason(self, peer: PeerId, now_s: float) -> str | None:
+        """Return why a peer is avoided now, or None."""
+        until_s, reason = self._until.get(peer, (0.0, ""))
+        return reason if until_s > now_s else None
+
+    def listed(self, now_s: float) -> dict[PeerId, str]:
+        """Return the peers avoided now and why, for status."""
+        return {peer: reason for peer, (until_s, reason) in self._until.items() if until_s > now_s}

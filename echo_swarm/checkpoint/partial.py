@@ -1,0 +1,217 @@
+"""One artifact on its way to this disk: pieces come in any order, only verified ones are written.
+
+Beside the final name lie `<name>.part`, as long as the artifact and sparse, and `<name>.pieces`, a journal: the
+artifact's digest, then the index of each piece after it was written (u32le). Nothing is synced piece by piece. Instead
+a restart reads the pieces that the journal names and hashes them again, so that it does not matter what a kill or a
+power cut left behind: what fits counts, the rest is fetched again. The final name appears only after a sync and after
+the whole file was read back and had the manifest's digest.
+"""
+
+import hashlib
+import os
+import struct
+import threading
+from pathlib import Path
+from typing import BinaryIO
+
+from echo_swarm.checkpoint.files import explained, publish_file, read_file, remove_file
+from echo_swarm.checkpoint.pieces import PieceMap
+from echo_swarm.checkpoint.safetensors_file import check_layout
+from echo_swarm.errors import LocalFault, MalformedMessage, StorageFull
+from echo_swarm.manifest import Artifact, ArtifactKind, sha256
+
+_INDEX = struct.Struct("<I")
+_BLOCK_BYTES = 1 << 20
+
+
+class WrongPiece(MalformedMessage):
+    """The bytes given for a piece are not those that the manifest lists."""
+
+
+class PartialArtifact:
+    """Blocking; used from worker threads, several at a time."""
+
+    def __init__(self, folder: Path, artifact: Artifact) -> None:
+        """Open or create the files, and check again what an earlier process wrote.
+
+        Raises:
+            StorageFull: no room even for an empty file.
+
+        """
+        self.artifact = artifact
+        self.path = folder / artifact.kind.file_name
+        self.part_path = folder / f"{artifact.kind.file_name}.part"
+        self.journal_path = folder / f"{artifact.kind.file_name}.pieces"
+        self.have = PieceMap(artifact.piece_count)
+        self._lock = threading.Lock()
+        self._closed = False
+        with explained(self.part_path):
+            self._file: BinaryIO = self.part_path.open("r+b" if self.part_path.exists() else "w+b", buffering=0)
+            try:
+                self._file.truncate(artifact.size_bytes)
+                self._recheck()
+                self._journal = self._fresh_journal()
+            except OSError:
+                self._file.close()
+                raise
+
+    @property
+    def done_bytes(self) -> int:
+        """Verified bytes on disk."""
+        last = self.artifact.piece_count - 1
+        shortage = self.artifact.piece_bytes - self.artifact.piece_length(last) if last in self.have else 0
+        return self.have.held * self.artifact.piece_bytes - shortage
+
+    def write(self, index: int, data: bytes) -> bool:
+        """Verify a piece and write it. Returns False when it was there already.
+
+        Raises:
+            WrongPiece: length or digest is not the manifest's; nothing was written.
+            StorageFull: the disk became full; the unfinished files were removed, so that the rest of the machine lives.
+            LocalFault: closed meanwhile (superseded or cancelled).
+
+        """
+        if len(data) != self.artifact.piece_length(index):
+            raise WrongPiece(f"piece {index} has {len(data)} bytes, expected {self.artifact.piece_length(index)}")
+        if sha256(data) != self.artifact.piece_digest(index):
+            raise WrongPiece(f"piece {index} has another digest than the manifest lists")
+        try:
+            with self._lock, explained(self.part_path):
+                self._check_open()
+                if index in self.have:
+                    return False
+                self._file.seek(index * self.artifact.piece_bytes)
+                _write_all(self._file, data)
+                _write_all(self._journal, _INDEX.pack(index))
+                self.have.add(index)
+        except StorageFull:
+            self.discard()
+            raise
+        return True
+
+    def read(self, index: int) -> bytes | None:
+        """Return a verified piece, or None when it is not there (any more)."""
+        with self._lock:
+            return self._read(index) if index in self.have and not self._closed else None
+
+    def finish(self) -> Path | None:
+        """Sync, read the whole file back, compare, and give it its final name.
+
+        Returns:
+            The path; or None when the disk returned other bytes than were written: those pieces are missing again.
+
+        Raises:
+            MalformedMessage: all pieces fit, but the whole does not: the manifest contradicts itself. Files removed.
+            StorageFull, FileBusy: see `files`; FileBusy keeps everything for another try.
+
+        """
+        with self._lock:
+            self._check_open()
+            if not self.have.complete:
+                return None
+            with explained(self.part_path):
+                os.fsync(self._file.fileno())
+                whole_fits = file_digest(self.part_path) == self.artifact.digest
+                if not whole_fits and self._lost_pieces():
+                    return None
+        try:
+            self._check_content(whole_fits)
+        except MalformedMessage:
+            self.discard()
+            raise
+        self.close()
+        publish_file(self.part_path, self.path)
+        remove_file(self.journal_path)
+        return self.path
+
+    def close(self) -> None:
+        """Close the files and keep them for a later resume. Again is fine."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._file.close()
+                self._journal.close()
+
+    def discard(self) -> None:
+        """Close the files and remove them."""
+        self.close()
+        self.have = PieceMap(self.artifact.piece_count)
+        remove_file(self.part_path)
+        remove_file(self.journal_path)
+
+    def _check_content(self, whole_fits: bool) -> None:
+        if not whole_fits:
+            raise MalformedMessage(f"{self.path.name}: every piece fits, the whole does not; the manifest is wrong")
+        if self.artifact.kind is ArtifactKind.SAFETENSORS:
+            check_layout(self.part_path, self.artifact.layout_digest)
+
+    def _lost_pieces(self) -> bool:
+        """Return whether some pieces are no longer what was written; they are missing again."""
+        self._recheck()
+        if self.have.complete:
+            return False
+        self._journal.close()
+        self._journal = self._fresh_journal()
+        return True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LocalFault(f"the download of {self.path.name} was closed meanwhile")
+
+    def _read(self, index: int) -> bytes:
+        self._file.seek(index * self.artifact.piece_bytes)
+        return _read_up_to(self._file, self.artifact.piece_length(index))
+
+    def _recheck(self) -> None:
+        """Hash the pieces that are believed to be there (all in memory or, at first, those of the journal)."""
+        believed = list(self.have) or read_journal(self.journal_path, self.artifact)
+        self.have = PieceMap(self.artifact.piece_count)
+        for index in believed:
+            if sha256(self._read(index)) == self.artifact.piece_digest(index):
+                self.have.add(index)
+
+    def _fresh_journal(self) -> BinaryIO:
+        temporary = self.journal_path.with_name(self.journal_path.name + ".tmp")
+        temporary.write_bytes(journal_of(self.artifact, self.have))
+        os.replace(temporary, self.journal_path)
+        return self.journal_path.open("ab", buffering=0)
+
+
+def journal_of(artifact: Artifact, have: PieceMap) -> bytes:
+    """Return the journal that claims the pieces of `have`."""
+    return artifact.digest + b"".join(_INDEX.pack(index) for index in have)
+
+
+def read_journal(path: Path, artifact: Artifact) -> list[int]:
+    """Return the pieces that a journal claims: none when it is about another artifact; a torn end is ignored."""
+    data = read_file(path, len(artifact.digest) + 64 * artifact.piece_count + 1024) or b""
+    if not data.startswith(artifact.digest):
+        return []
+    body = data[len(artifact.digest) :]
+    indexes = {value for (value,) in _INDEX.iter_unpack(body[: len(body) // _INDEX.size * _INDEX.size])}
+    return sorted(index for index in indexes if index < artifact.piece_count)
+
+
+def file_digest(path: Path) -> bytes:
+    """Return the sha256 of a file, reading it in blocks."""
+    digest = hashlib.sha256()
+    block = bytearray(_BLOCK_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(memoryview(block)[:count])
+    return digest.digest()
+
+
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _read_up_to(file: BinaryIO, count: int) -> bytes:
+    """Read `count` bytes, fewer only at the end of the file."""
+    parts: list[bytes] = []
+    while count > 0 and (part := file.read(count)):
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,81 @@
+"""Which pieces of an artifact are held: a bitmap, as it is kept in memory and sent to others."""
+
+from collections.abc import Iterator
+
+from echo_swarm.errors import MalformedMessage
+
+MAX_PACKED_BYTES = 1 << 13
+"""65,536 pieces, the most that a manifest can list."""
+
+
+class PieceMap:
+    """A set of piece indexes from 0 to count - 1. Packed: bit i of byte i // 8, lowest bit first, spare bits 0."""
+
+    __slots__ = ("_bits", "_held", "count")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._bits = bytearray((count + 7) // 8)
+        self._held = 0
+
+    @classmethod
+    def full(cls, count: int) -> "PieceMap":
+        """Return the map that has every piece."""
+        pieces = cls(count)
+        for index in range(count):
+            pieces.add(index)
+        return pieces
+
+    @classmethod
+    def unpack(cls, count: int, packed: bytes) -> "PieceMap":
+        """Return the map that a peer sent. Raises MalformedMessage unless it is exactly `count` bits."""
+        pieces = cls(count)
+        if len(packed) != len(pieces._bits):
+            raise MalformedMessage(f"piece map of {len(packed)} bytes, expected {len(pieces._bits)}")
+        if count % 8 and packed[-1] >> (count % 8):
+            raise MalformedMessage("piece map names pieces beyond the last")
+        pieces._bits[:] = packed
+        pieces._held = sum(byte.bit_count() for byte in packed)
+        return pieces
+
+    def pack(self) -> bytes:
+        """Return the bytes for the wire."""
+        return bytes(self._bits)
+
+    @property
+    def held(self) -> int:
+        """Number of pieces in the map."""
+        return self._held
+
+    @property
+    def complete(self) -> bool:
+        """Whether no piece is missing."""
+        return self._held == self.count
+
+    def __contains__(self, index: int) -> bool:
+        return 0 <= index < self.count and bool(self._bits[index >> 3] >> (index & 7) & 1)
+
+    def add(self, index: int) -> None:
+        """Add a piece; again is fine."""
+        if not 0 <= index < self.count:
+            raise IndexError(f"piece {index} of {self.count}")
+        if index not in self:
+            self._bits[index >> 3] |= 1 << (index & 7)
+            self._held += 1
+
+    def discard(self, index: int) -> None:
+        """Remove a piece if it is there."""
+        if index in self:
+            self._bits[index >> 3] &= ~(1 << (index & 7)) & 0xFF
+            self._held -= 1
+
+    def copy(self) -> "PieceMap":
+        """Return an independent copy."""
+        return PieceMap.unpack(self.count, self.pack())
+
+    def missing(self) -> Iterator[int]:
+        """Yield the indexes that are not in the map, ascending."""
+        return (index for index in range(self.count) if index not in self)
+
+    def __iter__(self) -> Iterator[int]:
+        return (index for index in range(self.count) if index in self)

@@ -1,0 +1,149 @@
+"""The manifests that a peer keeps: the run's, the trusted head's, and one for each version it holds or fetches.
+
+Blocking and safe to call from several threads. The layout is drawn in `store`.
+"""
+
+import logging
+import os
+import re
+import threading
+from pathlib import Path
+
+from echo_swarm.checkpoint.files import read_file, remove_file, remove_folder, write_atomically
+from echo_swarm.envelope import OVERHEAD_BYTES, Signed, unseal
+from echo_swarm.errors import LocalFault, PeerFault, UsageError
+from echo_swarm.manifest import MANIFEST_LIMITS, CheckpointManifest
+
+log = logging.getLogger(__name__)
+
+_ENVELOPE_BYTES = MANIFEST_LIMITS.max_bytes + OVERHEAD_BYTES
+_FOLDER = re.compile(r"v(\d{8,19})")
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class ManifestShelf:
+    """The manifests of one run on disk, read once and kept in memory."""
+
+    def __init__(self, root: Path, run_id: str) -> None:
+        """Read what is there; remove what a crash left; skip with a warning what is damaged.
+
+        Raises:
+            UsageError: `run_id` is not 32 hex digits.
+
+        """
+        if not _RUN_ID.fullmatch(run_id):
+            raise UsageError(f"{run_id[:64]!r} is no run id (32 hex digits)")
+        self.folder = root / run_id
+        self.run_id = run_id
+        self._lock = threading.RLock()
+        self._manifests: dict[int, Signed[CheckpointManifest]] = {}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._scan()
+        self._head = self._read_manifest(self.folder / "head.bin")
+
+    def save_run(self, raw: bytes) -> None:
+        """Keep the (checked) envelope of the RunManifest."""
+        write_atomically(self.folder / "run.bin", raw)
+
+    def run(self) -> bytes | None:
+        """Return the kept envelope of the RunManifest."""
+        return read_file(self.folder / "run.bin", _ENVELOPE_BYTES)
+
+    def save_head(self, signed: Signed[CheckpointManifest]) -> None:
+        """Persist the trusted head, before anything acts on it. Never lowers what is there."""
+        with self._lock:
+            if self._head is None or signed.message.policy_version >= self._head.message.policy_version:
+                write_atomically(self.folder / "head.bin", signed.raw)
+                self._head = signed
+
+    def head(self) -> Signed[CheckpointManifest] | None:
+        """Return the persisted head; None when there is none (or it is damaged, see `known_manifests`)."""
+        return self._head
+
+    def known_manifests(self) -> list[bytes]:
+        """Return every envelope on disk, for `TrustedHead(persisted=...)`: a damaged head.bin alone loses no trust."""
+        with self._lock:
+            known = list(self._manifests.values())
+        return [signed.raw for signed in ([self._head] if self._head else []) + known]
+
+    def add(self, signed: Signed[CheckpointManifest]) -> Path:
+        """Make a version's folder with its (trusted) manifest and return it. Again is fine.
+
+        Raises:
+            LocalFault: another manifest of the same version lies there.
+
+        """
+        version = signed.message.policy_version
+        folder = self.version_folder(version)
+        with self._lock:
+            known = self._manifests.get(version)
+            if known is not None and known.digest != signed.digest:
+                raise LocalFault(f"{folder} holds another manifest of version {version}; move the folder away")
+            if known is None:
+                folder.mkdir(exist_ok=True)
+                write_atomically(folder / "manifest.bin", signed.raw)
+                self._manifests[version] = signed
+        return folder
+
+    def manifest(self, version: int) -> Signed[CheckpointManifest] | None:
+        """Return the kept manifest of a version."""
+        return self._manifests.get(version)
+
+    def versions(self) -> list[int]:
+        """Return the versions whose manifest is kept, ascending."""
+        with self._lock:
+            return sorted(self._manifests)
+
+    def version_folder(self, version: int) -> Path:
+        """Return where a version lies, there or not."""
+        return self.folder / f"v{version:08d}"
+
+    def discard_unpublished(self, version: int) -> None:
+        """Remove what a failed publication left of a version that has no manifest."""
+        folder = self.version_folder(version)
+        with self._lock:
+            if version not in self._manifests:
+                remove_folder(folder, self._trash(folder))
+
+    def _forget(self, version: int) -> bool:
+        """Delete a version's folder. Returns False when the system holds on to it; try again later."""
+        folder = self.version_folder(version)
+        if not remove_folder(folder, self._trash(folder)):
+            log.warning("version %d cannot be deleted right now; tried again later", version)
+            return False
+        self._manifests.pop(version, None)
+        return True
+
+    def _trash(self, folder: Path) -> Path:
+        return self.folder / f"trash-{folder.name}-{os.getpid()}-{os.urandom(4).hex()}"
+
+    def _scan(self) -> None:
+        for path in sorted(self.folder.iterdir()):
+            match = _FOLDER.fullmatch(path.name)
+            if path.name.startswith("trash-"):
+                remove_folder(path, path)
+            elif path.name.endswith(".tmp"):
+                remove_file(path)
+            elif match and path.is_dir():
+                self._scan_version(int(match[1]), path)
+
+    def _scan_version(self, version: int, folder: Path) -> None:
+        for leftover in folder.glob("*.tmp"):
+            remove_file(leftover)
+        signed = self._read_manifest(folder / "manifest.bin")
+        if signed is None or signed.message.policy_version != version:
+            log.warning("%s has no usable manifest; removed, it is fetched again when needed", folder)
+            remove_folder(folder, self._trash(folder))
+            return
+        self._manifests[version] = signed
+
+    def _read_manifest(self, path: Path) -> Signed[CheckpointManifest] | None:
+        raw = read_file(path, _ENVELOPE_BYTES)
+        if raw is None:
+            return None
+        try:
+            signed = unseal(raw, CheckpointManifest, MANIFEST_LIMITS)
+        except PeerFault as e:
+            log.warning("%s is damaged: %s", path, e)
+            return None
+        return signed if signed.message.run_id == self.run_id else None

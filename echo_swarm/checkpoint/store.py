@@ -1,0 +1,343 @@
+"""A peer's versions of one run on disk.
+
+    <root>/<run id>/run.bin                 envelope of the RunManifest
+                    head.bin                envelope of the highest trusted manifest
+                    v00000012/manifest.bin  envelope of that version's manifest
+                              model.safetensors            whole and verified, or absent
+                              model.safetensors.part       on its way, see `partial`
+                              model.safetensors.pieces
+                    trash-…                 on its way out
+
+No name comes from a message: the run id is 32 hex digits, the version a number, the file name that of the artifact's
+kind. One process owns a store. Blocking and safe to call from several threads; async callers go through
+`anyio.to_thread`.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo_swarm.checkpoint.files import free_bytes, publish_file, remove_file
+from echo_swarm.checkpoint.partial import PartialArtifact, file_digest, journal_of
+from echo_swarm.checkpoint.pieces import PieceMap
+from echo_swarm.checkpoint.retention import HeldVersion, versions_to_delete, versions_to_evict
+from echo_swarm.checkpoint.shelf import ManifestShelf
+from echo_swarm.errors import LocalFault, StorageFull
+from echo_swarm.manifest import Artifact, ArtifactKind, sha256
+
+log = logging.getLogger(__name__)
+
+SLACK_BYTES = 1 << 20
+"""Left free beside an artifact, for manifests, journals and the file system's own needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPiece:
+    """A piece of another version that has the content wanted."""
+
+    path: Path
+    offset: int
+    length: int
+    wanted: tuple[int, ...]
+    """Indexes in the new artifact."""
+
+
+class VersionStore(ManifestShelf):
+    """See the module.
+
+    Args:
+        root: folder for all runs of this peer.
+        run_id: 32 hex digits.
+        quota_bytes: most that this run's versions may take; None for no limit of our own.
+        free: how much room a folder's file system has.
+
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        run_id: str,
+        *,
+        quota_bytes: int | None = None,
+        free: Callable[[Path], int] = free_bytes,
+    ) -> None:
+        super().__init__(root, run_id)
+        self._quota_bytes = quota_bytes
+        self._free = free
+        self._checked: dict[bytes, PieceMap] = {}
+        """Artifact digest → pieces of the whole file that were hashed by this process."""
+        self._open: dict[bytes, PartialArtifact] = {}
+        """Artifact digest → its download."""
+        self._downloading: dict[bytes, int] = {}
+        """Artifact digest → its version; the same, and those that are being opened."""
+        self._in_use: frozenset[int] = frozenset()
+        self._drop_misshapen()
+
+    def _drop_misshapen(self) -> None:
+        """Remove files that cannot be what their manifests say, such as empty ones."""
+        for version, artifact in self._artifacts():
+            path = self.version_folder(version) / artifact.kind.file_name
+            size = _size(path)
+            if size not in (None, artifact.size_bytes):
+                log.warning("%s has %d bytes, expected %d; fetched again", path, size, artifact.size_bytes)
+                remove_file(path)
+
+    # Whole artifacts.
+
+    def artifact_path(self, version: int, kind: ArtifactKind) -> Path | None:
+        """Return the path of a whole artifact. Its content was verified when it got its name; see also `verify`."""
+        signed = self._manifests.get(version)
+        artifact = signed.message.artifact(kind) if signed else None
+        if artifact is None:
+            return None
+        path = self.version_folder(version) / kind.file_name
+        return path if _size(path) == artifact.size_bytes else None
+
+    def complete_versions(self, kind: ArtifactKind) -> list[int]:
+        """Return the versions that have a whole artifact of that kind, ascending."""
+        return [version for version in self.versions() if self.artifact_path(version, kind) is not None]
+
+    def complete_digests(self, *, limit: int = 16) -> list[bytes]:
+        """Return the digests of whole artifacts, newest version first, for PeerRecord."""
+        found: list[bytes] = []
+        for version in reversed(self.versions()):
+            manifest = self._manifests[version].message
+            found += [a.digest for a in manifest.artifacts if self.artifact_path(version, a.kind) is not None]
+        return found[:limit]
+
+    def verify(self, version: int, kind: ArtifactKind) -> Path | None:
+        """Return the path of a whole artifact after hashing it (once in this process); None when it is not good.
+
+        A damaged file is turned back into a download that keeps its good pieces.
+        """
+        path = self.artifact_path(version, kind)
+        if path is None:
+            return None
+        artifact = self._artifact(version, kind)
+        checked = self._checked_map(artifact)
+        if checked.complete or file_digest(path) == artifact.digest:
+            self._checked[artifact.digest] = PieceMap.full(artifact.piece_count)
+            return path
+        self._demote(version, artifact)
+        return None
+
+    # Downloads.
+
+    def open_partial(self, version: int, artifact: Artifact) -> PartialArtifact:
+        """Open the download of an artifact of a version that was added, after checking that there is room for it.
+
+        Raises:
+            StorageFull: the disk or the quota has no room; nothing was written.
+            FileBusy: another program holds its files.
+
+        """
+        with self._lock:
+            if artifact.digest in self._downloading:
+                raise LocalFault(f"version {version} is being downloaded already")
+            self._make_room(version, artifact)
+            self._downloading[artifact.digest] = version
+        try:
+            # Without the lock: what an earlier process left is hashed here, and serving goes on meanwhile.
+            partial = PartialArtifact(self.version_folder(version), artifact)
+        except BaseException:
+            self._downloading.pop(artifact.digest, None)
+            raise
+        with self._lock:
+            self._open[artifact.digest] = partial
+        return partial
+
+    def finish_partial(self, partial: PartialArtifact) -> Path | None:
+        """Give a complete download its final name; see `PartialArtifact.finish`."""
+        path = partial.finish()
+        if path is not None:
+            self._checked[partial.artifact.digest] = PieceMap.full(partial.artifact.piece_count)
+        return path
+
+    def close_partial(self, partial: PartialArtifact) -> None:
+        """Close a download, finished or not; what is verified stays for a resume."""
+        partial.close()
+        with self._lock:
+            self._open.pop(partial.artifact.digest, None)
+            self._downloading.pop(partial.artifact.digest, None)
+
+    # Pieces.
+
+    def have(self, digest: bytes) -> PieceMap | None:
+        """Return which pieces of an artifact can be served; None when nothing is known of it."""
+        with self._lock:
+            partial = self._open.get(digest)
+        if partial is not None:
+            return partial.have.copy()
+        for version, artifact in self._artifacts():
+            if artifact.digest == digest and self.artifact_path(version, artifact.kind) is not None:
+                return PieceMap.full(artifact.piece_count)
+        return None
+
+    def read_piece(self, digest: bytes, index: int) -> bytes | None:
+        """Return a verified piece; None when it is not there.
+
+        Pieces of whole files are hashed at their first reading in this process: a disk fault must not make us a liar.
+        """
+        with self._lock:
+            partial = self._open.get(digest)
+        if partial is not None and (data := partial.read(index)) is not None:
+            return data
+        for version, artifact in self._artifacts():
+            if artifact.digest == digest and index < artifact.piece_count:
+                data = self._read_whole(version, artifact, index)
+                if data is not None:
+                    return data
+        return None
+
+    def local_pieces(self, artifact: Artifact, have: PieceMap) -> list[LocalPiece]:
+        """Return where other versions here, whole or unfinished, should have pieces that `artifact` still lacks.
+
+        Unverified: an unfinished file may have a hole there. `PartialArtifact.write` verifies what is read.
+        """
+        wanted: dict[bytes, list[int]] = {}
+        for index in have.missing():
+            wanted.setdefault(artifact.piece_digest(index), []).append(index)
+        found: list[LocalPiece] = []
+        for version, other in self._artifacts():
+            path = self._readable_path(version, other)
+            if other.digest == artifact.digest or path is None:
+                continue
+            for index in range(other.piece_count):
+                if indexes := wanted.get(other.piece_digest(index)):
+                    offset, length = index * other.piece_bytes, other.piece_length(index)
+                    found.append(LocalPiece(path=path, offset=offset, length=length, wanted=tuple(indexes)))
+        return found
+
+    # Room.
+
+    def set_in_use(self, versions: Collection[int]) -> None:
+        """Say which versions are loaded or leased: they are never deleted."""
+        self._in_use = frozenset(versions)
+
+    def retain(self, keep_versions: int, in_use: Collection[int]) -> list[int]:
+        """Delete what `versions_to_delete` says and return it. What the system holds on to is tried again next time."""
+        self.set_in_use(in_use)
+        with self._lock:
+            doomed = versions_to_delete(self._held(), keep_versions=keep_versions)
+            return [version for version in doomed if self._delete(version)]
+
+    def used_bytes(self) -> int:
+        """Return what this run's versions take, unfinished files counted at their final length."""
+        with self._lock:
+            return sum(item.size_bytes for item in self._held())
+
+    def _make_room(self, version: int, artifact: Artifact) -> None:
+        part = self.version_folder(version) / f"{artifact.kind.file_name}.part"
+        if self._quota_bytes is not None:
+            wanted = artifact.size_bytes - (_size(part) or 0)
+            excess = self.used_bytes() + wanted - self._quota_bytes
+            for old in versions_to_evict(self._held(), excess_bytes=excess, keep=version):
+                self._delete(old)
+            if (used := self.used_bytes()) + wanted > self._quota_bytes:
+                raise StorageFull(
+                    f"version {version} needs {_mb(wanted)}, the quota of {_mb(self._quota_bytes)} "
+                    f"has {_mb(max(0, self._quota_bytes - used))} left; raise the quota"
+                )
+        self.check_room(artifact.size_bytes - _allocated(part), f"version {version}")
+
+    def check_room(self, size_bytes: int, what: str) -> None:
+        """Refuse to begin what will not fit on the disk. Raises StorageFull with both figures."""
+        needed = size_bytes + SLACK_BYTES
+        if (free := self._free(self.folder)) < needed:
+            raise StorageFull(f"{what} needs {_mb(needed)}, {_mb(free)} are free in {self.folder}; free some space")
+
+    def _held(self) -> list[HeldVersion]:
+        in_use = self._in_use | set(self._downloading.values())
+        return [
+            HeldVersion(
+                version=version,
+                complete=any(self.artifact_path(version, a.kind) for a in signed.message.artifacts),
+                size_bytes=sum(_size(path) or 0 for path in self.version_folder(version).glob("*")),
+                in_use=version in in_use,
+            )
+            for version, signed in sorted(self._manifests.items())
+        ]
+
+    def _delete(self, version: int) -> bool:
+        artifacts = self._manifests[version].message.artifacts
+        if not self._forget(version):
+            return False
+        for artifact in artifacts:
+            self._checked.pop(artifact.digest, None)
+        return True
+
+    # Reading.
+
+    def _artifacts(self) -> list[tuple[int, Artifact]]:
+        """Return all known artifacts, newest version first."""
+        with self._lock:
+            return [(v, a) for v in sorted(self._manifests, reverse=True) for a in self._manifests[v].message.artifacts]
+
+    def _artifact(self, version: int, kind: ArtifactKind) -> Artifact:
+        artifact = self._manifests[version].message.artifact(kind)
+        assert artifact is not None
+        return artifact
+
+    def _checked_map(self, artifact: Artifact) -> PieceMap:
+        with self._lock:
+            return self._checked.setdefault(artifact.digest, PieceMap(artifact.piece_count))
+
+    def _read_whole(self, version: int, artifact: Artifact, index: int) -> bytes | None:
+        path = self.artifact_path(version, artifact.kind)
+        data = None if path is None else read_range(path, index * artifact.piece_bytes, artifact.piece_length(index))
+        if data is None:
+            return None
+        checked = self._checked_map(artifact)
+        if index not in checked:
+            if sha256(data) != artifact.piece_digest(index):
+                self._demote(version, artifact)
+                return None
+            with self._lock:
+                checked.add(index)
+        return data
+
+    def _readable_path(self, version: int, artifact: Artifact) -> Path | None:
+        path = self.version_folder(version) / artifact.kind.file_name
+        return next((p for p in (path, path.with_name(f"{path.name}.part")) if _size(p) == artifact.size_bytes), None)
+
+    def _demote(self, version: int, artifact: Artifact) -> None:
+        """Turn a damaged file back into a download; opening that keeps the pieces that are still good."""
+        path = self.version_folder(version) / artifact.kind.file_name
+        log.warning("%s is damaged; what is wrong in it is fetched again", path)
+        with self._lock:
+            self._checked.pop(artifact.digest, None)
+            journal = path.with_name(f"{path.name}.pieces")
+            journal.write_bytes(journal_of(artifact, PieceMap.full(artifact.piece_count)))
+            publish_file(path, path.with_name(f"{path.name}.part"))
+
+
+def read_range(path: Path, offset: int, length: int) -> bytes | None:
+    """Return `length` bytes from `offset`; None when the file is gone or shorter."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            data = file.read(length)
+    except OSError:
+        return None
+    return data if len(data) == length else None
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _allocated(path: Path) -> int:
+    """Return the bytes that a (sparse) file takes on disk."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0
+    return getattr(status, "st_blocks", 0) * 512
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.2f} MB"

@@ -1,0 +1,164 @@
+"""Which manifests count. Bytes in, a verified object or an exception out; no IO.
+
+An envelope becomes the trusted head only if, in this order,
+
+1. it is no larger than MANIFEST_LIMITS allow,
+2. it decodes canonically,
+3. it is of the type CheckpointManifest,
+4. its signature fits,
+5. the signer is the run's key (the one in the invite),
+6. it is about this run,
+7. no two of its artifacts are of one kind (each kind has one file name),
+8. its version is not below the highest ever trusted: no rollback, also not after a restart, also not when the newer
+   manifest has expired,
+9. at the same version its digest is the same: one version, one content.
+
+So the newest signed version wins, whatever the order of arrival and the expiry times. Not checked, on purpose:
+
+- Expiry: it means that the coordinator has gone quiet, which is worth a warning; an older version is never better.
+- `issued_at`: clocks differ, and time never decides between versions.
+- `parent_digest`: a delta's base is bound by the delta's own `base_digest`, and a run that was restored from a backup
+  must be able to move on with a higher version.
+"""
+
+from collections.abc import Iterable
+
+from echo_swarm.envelope import Signed, unseal
+from echo_swarm.errors import BadSignature, MalformedMessage, PeerFault, Untrusted
+from echo_swarm.manifest import MANIFEST_LIMITS, CheckpointManifest, RunManifest
+from echo_swarm.records import RECORD_LIMITS, HeadRecord
+
+
+class TrustedHead:
+    """The newest manifest that this peer trusts. Only ever moves up.
+
+    Args:
+        run_id: the run's id, from the invite.
+        publisher_key: the run's public key, from the invite.
+        persisted: envelopes found on this peer's disk (`VersionStore.known_manifests`), in any order; the newest
+            good one is where trust starts. Damaged ones are described in `damaged` and otherwise ignored.
+
+    """
+
+    def __init__(self, *, run_id: str, publisher_key: bytes, persisted: Iterable[bytes] = ()) -> None:
+        self._run_id = run_id
+        self._publisher_key = publisher_key
+        self._head: Signed[CheckpointManifest] | None = None
+        damaged: list[str] = []
+        for raw in persisted:
+            try:
+                signed = self._checked(raw)
+            except PeerFault as e:
+                damaged.append(str(e))
+                continue
+            if self.version is None or signed.message.policy_version > self.version:
+                self._head = signed
+        self.damaged = tuple(damaged)
+        """What was wrong with persisted envelopes, for a warning."""
+
+    @property
+    def head(self) -> Signed[CheckpointManifest] | None:
+        """The newest trusted manifest."""
+        return self._head
+
+    @property
+    def version(self) -> int | None:
+        """The highest trusted version."""
+        return None if self._head is None else self._head.message.policy_version
+
+    def update(self, raw: bytes, now_s: float) -> Signed[CheckpointManifest]:
+        """Check an envelope by the rules above and make it the head.
+
+        The same manifest again is fine and changes nothing. Persist what is returned (`VersionStore.save_head`) before
+        acting on it. `now_s` is wall-clock time; it decides nothing here, see `is_expired`.
+
+        Raises:
+            MalformedMessage: rules 1, 2, 3, 7.
+            BadSignature: rule 4.
+            Untrusted: rules 5, 6, 8, 9.
+
+        """
+        del now_s
+        signed = self._checked(raw)
+        version = signed.message.policy_version
+        if self._head is not None:
+            highest = self._head.message.policy_version
+            if version < highest:
+                raise Untrusted(f"rollback: version {version} was offered, version {highest} is already trusted")
+            if version == highest and signed.digest != self._head.digest:
+                raise Untrusted(f"equivocation: a second, different manifest for version {version}")
+            if version == highest:
+                return self._head
+        self._head = signed
+        return signed
+
+    def check_past(self, raw: bytes) -> Signed[CheckpointManifest]:
+        """Check a manifest of a version at or below the head, for work that names one. Never moves the head.
+
+        Raises:
+            MalformedMessage, BadSignature, Untrusted: rules 1 to 7 and 9, or it is above the head.
+
+        """
+        signed = self._checked(raw)
+        version = signed.message.policy_version
+        if self._head is None or version > self._head.message.policy_version:
+            raise Untrusted(f"version {version} is above the trusted head {self.version}")
+        if version == self._head.message.policy_version and signed.digest != self._head.digest:
+            raise Untrusted(f"equivocation: a second, different manifest for version {version}")
+        return signed
+
+    def is_expired(self, now_s: float) -> bool:
+        """Return whether the head's time has run out: the coordinator has gone quiet. A warning, nothing more."""
+        return self._head is not None and self._head.message.expires_at <= now_s
+
+    def _checked(self, raw: bytes) -> Signed[CheckpointManifest]:
+        signed = unseal(raw, CheckpointManifest, MANIFEST_LIMITS)
+        _check_origin(signed.signer, signed.message.run_id, self._publisher_key, self._run_id)
+        kinds = [artifact.kind for artifact in signed.message.artifacts]
+        if len(set(kinds)) != len(kinds):
+            raise MalformedMessage(f"version {signed.message.policy_version} has two artifacts of one kind")
+        return signed
+
+
+def check_run_manifest(raw: bytes, *, run_id: str, publisher_key: bytes) -> Signed[RunManifest]:
+    """Check the description of a run against its invite. Order: envelope, key, run, then what must fit together.
+
+    Raises:
+        MalformedMessage, BadSignature: the envelope is wrong, or the fields contradict each other.
+        Untrusted: another key signed it, or it is about another run.
+
+    """
+    signed = unseal(raw, RunManifest, MANIFEST_LIMITS)
+    run = signed.message
+    _check_origin(signed.signer, run.run_id, publisher_key, run_id)
+    if run.publisher_key != publisher_key:
+        raise Untrusted("the run manifest names another publisher key than the invite")
+    if (run.mode == "sequential") != (run.max_staleness == 0):
+        raise MalformedMessage(f"mode {run.mode!r} does not go with max_staleness {run.max_staleness}")
+    if max(run.end_token_ids) >= run.vocabulary_size:
+        raise MalformedMessage("an end token lies outside the vocabulary")
+    return signed
+
+
+def newest_head_record(envelopes: Iterable[bytes], *, run_id: str, publisher_key: bytes) -> Signed[HeadRecord] | None:
+    """Return the head record with the highest version among those that the run's key signed; others are skipped.
+
+    Expiry and order play no part: of v7 and v8, v8 is returned, however long v7 is said to live.
+    """
+    newest: Signed[HeadRecord] | None = None
+    for raw in envelopes:
+        try:
+            signed = unseal(raw, HeadRecord, RECORD_LIMITS)
+            _check_origin(signed.signer, signed.message.run_id, publisher_key, run_id)
+        except (MalformedMessage, BadSignature, Untrusted):
+            continue
+        if newest is None or signed.message.policy_version > newest.message.policy_version:
+            newest = signed
+    return newest
+
+
+def _check_origin(signer: bytes, run_id: str, expected_key: bytes, expected_run: str) -> None:
+    if signer != expected_key:
+        raise Untrusted("signed by another key than the run's")
+    if run_id != expected_run:
+        raise Untrusted(f"about run {run_id}, expected {expected_run}")
