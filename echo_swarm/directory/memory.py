@@ -3,8 +3,7 @@
 import anyio.lowlevel
 
 from echo_swarm.clock import Clock
-from echo_swarm.directory.rules import RecordQuota, Refusal, clamp_ttl, read_record
-from echo_swarm.errors import EchoError, MalformedMessage
+from echo_swarm.directory.rules import RecordQuota, Refusal, check_own, clamp_ttl
 from echo_swarm.identity import Identity
 
 
@@ -63,15 +62,3 @@ class MemoryDirectory:
         """Return the live records of a topic."""
         await anyio.lowlevel.checkpoint()
         return self._store.get(topic, now=self._clock.wall_s()) if self.reachable else []
-
-
-def check_own(identity: Identity, envelope: bytes) -> None:
-    """Raise MalformedMessage unless `envelope` is a record signed by `identity`."""
-    try:
-        signer = read_record(envelope).signer
-    except MalformedMessage:
-        raise
-    except EchoError as e:
-        raise MalformedMessage(str(e)) from e
-    if signer != identity.public_key:
-        raise MalformedMessage("a record can be announced only by the peer that signed it")

@@ -10,7 +10,8 @@ from collections import Counter
 from enum import StrEnum
 
 from echo_swarm.envelope import OVERHEAD_BYTES, Signed, unseal
-from echo_swarm.errors import MalformedMessage
+from echo_swarm.errors import BadSignature, MalformedMessage
+from echo_swarm.identity import Identity
 from echo_swarm.records import RECORD_LIMITS, HeadRecord, PeerRecord
 
 Record = HeadRecord | PeerRecord
@@ -42,10 +43,20 @@ def read_record(raw: bytes) -> Signed[Record]:
         raise MalformedMessage(f"record of {len(raw)} bytes, limit {MAX_ENVELOPE_BYTES}")
     try:
         head = unseal(raw, HeadRecord, RECORD_LIMITS)
-        return Signed[Record](message=head.message, signer=head.signer, digest=head.digest, raw=raw)
     except MalformedMessage:
         peer = unseal(raw, PeerRecord, RECORD_LIMITS)
-        return Signed[Record](message=peer.message, signer=peer.signer, digest=peer.digest, raw=raw)
+        return Signed(message=peer.message, signer=peer.signer, digest=peer.digest, raw=raw)
+    return Signed(message=head.message, signer=head.signer, digest=head.digest, raw=raw)
+
+
+def check_own(identity: Identity, envelope: bytes) -> None:
+    """Raise MalformedMessage unless `envelope` is a record signed by `identity`."""
+    try:
+        signer = read_record(envelope).signer
+    except BadSignature as e:
+        raise MalformedMessage(str(e)) from e
+    if signer != identity.public_key:
+        raise MalformedMessage("a record can be announced only by the peer that signed it")
 
 
 def clamp_ttl(ttl_s: float) -> float:
