@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from echo_swarm.codec import Limits
-from echo_swarm.wire import U32, U63, Digest, LeaseId, Message, Name, RunId, Text, Word
+from echo_swarm.wire import U32, U63, Digest, Label, LeaseId, Message, Name, RunId, Text, Word
 
 MAX_TOKENS = 1 << 17
 """Longest completion the protocol can carry; a run sets its own, lower limit."""
@@ -38,7 +38,7 @@ class BehaviourPolicy(Message):
     """sha256 of the artifact file that was loaded (of the newest version)."""
     backend: Name
     """`torch`, `llama_cpp`, `vllm`, `scripted`."""
-    build: Annotated[str, Field(max_length=128)]
+    build: Label
     """Library and version, such as `torch 2.13.0+cpu`."""
     precision: Name
     """Of the arithmetic, such as `float32`, `bfloat16`, `q8_0`."""

@@ -6,11 +6,20 @@ a checked object or raises MalformedMessage; `to_wire` is its inverse. No messag
 
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from echo_swarm.errors import MalformedMessage
 
 T = TypeVar("T")
+
+
+def clean(text: str) -> str:
+    """Return `text` with everything that a terminal would not print as itself replaced by `?`.
+
+    What peers write for people ends up in terminals and logs, where an escape sequence could forge or hide lines.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
 
 U32 = Annotated[int, Field(ge=0, lt=2**32)]
 U63 = Annotated[int, Field(ge=0, lt=2**63)]
@@ -23,8 +32,9 @@ ProtocolVersion = Annotated[int, Field(ge=1, le=1)]
 """Not Literal[1], which also takes true and 1.0."""
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 LeaseId = Annotated[bytes, Field(min_length=16, max_length=16)]
-Name = Annotated[str, Field(min_length=1, max_length=64)]
-Text = Annotated[str, Field(max_length=1024)]
+Name = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(clean)]
+Label = Annotated[str, Field(max_length=128), AfterValidator(clean)]
+Text = Annotated[str, Field(max_length=1024), AfterValidator(clean)]
 Address = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[!-~]+$")]
 """A multiaddress: visible ASCII only."""
 

@@ -17,7 +17,20 @@ from pydantic import Field
 
 from echo_swarm.manifest import MANIFEST_LIMITS
 from echo_swarm.trajectory import MAX_TRAJECTORIES, SUBMISSION_LIMITS, PackedU32, Verdict
-from echo_swarm.wire import U32, U63, Address, LeaseId, Message, Name, ProtocolVersion, RunId, Seconds, Word
+from echo_swarm.wire import (
+    U32,
+    U63,
+    Address,
+    Label,
+    LeaseId,
+    Message,
+    Name,
+    ProtocolVersion,
+    RunId,
+    Seconds,
+    Text,
+    Word,
+)
 
 WORK_PROTOCOL = "/echo-swarm/work/1"
 MAX_LEASES = 256
@@ -36,9 +49,9 @@ class BackendReport(Message):
     """What a node samples with, for status and for choosing artifacts."""
 
     backend: Name
-    build: Annotated[str, Field(max_length=128)]
+    build: Label
     precision: Name
-    device: Annotated[str, Field(max_length=128)]
+    device: Label
     """For people, such as `cpu (2 threads)` or `NVIDIA RTX 4090`."""
     batch: Annotated[int, Field(ge=1, le=4096)]
     """Completions it runs at once."""
@@ -48,7 +61,7 @@ class Hello(Message):
     """A node introduces itself."""
 
     run_id: RunId
-    software: Annotated[str, Field(max_length=64)]
+    software: Label
     role: Annotated[Role, *Word]
     instance: Annotated[bytes, Field(min_length=16, max_length=16)]
     """Random for each process: tells a restart from a copied key that is live twice."""
@@ -155,7 +168,7 @@ class Beat(Message):
 
     lease_ids: Annotated[tuple[LeaseId, ...], Field(strict=False, max_length=4096)]
     held_version: U63 | None
-    state: Annotated[str, Field(max_length=128)]
+    state: Label
     """For people: what it is doing or waiting for."""
     tokens_per_s: Annotated[float, Field(ge=0, le=1e9)]
     bytes_served: U63
@@ -180,7 +193,7 @@ class Release(Message):
     """Hand members back unfinished."""
 
     lease_ids: Annotated[tuple[LeaseId, ...], Field(strict=False, max_length=4096)]
-    cause: Annotated[str, Field(max_length=256)]
+    cause: Text
     leaving: bool
     """The node goes away; it is not counted as lost."""
     failed: bool = False

@@ -21,6 +21,7 @@ from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.frames import Frame, Kind, encode_frame
 from echo_swarm.transport.link import Link, frame_overdue
+from echo_swarm.wire import clean
 
 FRAME_OVERHEAD_BYTES = 256
 """What a frame adds to its payload: kind, call id, method and lengths."""
@@ -198,7 +199,7 @@ class _Connection:
 
     async def _on_frame(self, frame: Frame, _tasks: TaskGroup) -> None:
         if frame.kind is Kind.ERROR and frame.call_id == 0:
-            self.link.end(f"{frame.subject}: {_text(frame)}")
+            self.link.end(f"{clean(frame.subject)}: {_text(frame)}")
             return
         waiting = self._waiting.get(frame.call_id)
         if waiting is None or waiting.done.is_set():
@@ -206,7 +207,7 @@ class _Connection:
         if frame.kind is Kind.ANSWER:
             waiting.payload = frame.payload
         elif frame.kind is Kind.ERROR:
-            waiting.error = RemoteError(frame.subject, _text(frame))
+            waiting.error = RemoteError(clean(frame.subject), _text(frame))
         else:
             return
         waiting.done.set()
@@ -236,4 +237,4 @@ class _Connection:
 
 def _text(frame: Frame) -> str:
     message = frame.payload.get("message")
-    return message[:1000] if isinstance(message, str) else ""
+    return clean(message[:1000]) if isinstance(message, str) else ""

@@ -108,6 +108,16 @@ def test_an_unknown_reason_code_is_refused(reason: object) -> None:
     assert len(refusal(Verdict, VERDICT | {"reason": reason})) < 400
 
 
+@pytest.mark.parametrize(
+    "hostile", ["\x1b[2J\x1b[H", "a\nforged line", "\r", "\x07", "\x9b31m", "\u202e", "\u2028", "\x7f"]
+)
+def test_text_for_people_cannot_steer_their_terminals(hostile: str) -> None:
+    state = Beat.from_wire(BEAT | {"state": f"sampling é {hostile}"}).state
+    assert state.isprintable()
+    assert state.startswith("sampling é ")
+    assert Verdict.from_wire(VERDICT | {"detail": hostile}).detail.isprintable()
+
+
 def test_a_message_cannot_be_changed() -> None:
     beat = Beat.from_wire(BEAT)
     with pytest.raises(ValueError, match="frozen"):
