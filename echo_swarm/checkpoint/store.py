@@ -161,6 +161,13 @@ class VersionStore(ManifestShelf):
             self._open.pop(partial.artifact.digest, None)
             self._downloading.pop(partial.artifact.digest, None)
 
+    def close(self) -> None:
+        """Close all downloads; what is verified stays for a resume."""
+        with self._lock:
+            partials = list(self._open.values())
+        for partial in partials:
+            self.close_partial(partial)
+
     # Pieces.
 
     def have(self, digest: bytes) -> PieceMap | None:
