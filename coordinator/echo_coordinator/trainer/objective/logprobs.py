@@ -1,0 +1,37 @@
+"""Log-probabilities of the sampled tokens under a model, as the sampler defines them.
+
+log π(token) = log softmax(logits / temperature)[token]       in float32, over the whole vocabulary
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from echo_coordinator.trainer.packing import Packed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Of the completion tokens of the packed rows, in order; both [tokens], float32."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    """Of the distribution each token was drawn from, in nats; without gradient."""
+
+
+def token_logprobs(model: torch.nn.Module, packed: Packed, temperature: float, *, autocast: bool) -> TokenLogprobs:
+    """Run the model over `packed` and return what it gives to the completion tokens."""
+    with torch.autocast(packed.input_ids.device.type, dtype=torch.bfloat16, enabled=autocast):
+        # Rows are padded on the right, where a causal model's earlier positions never look: no mask is needed.
+        logits = model(input_ids=packed.input_ids, use_cache=False, logits_to_keep=packed.kept).logits
+    return from_logits(logits[packed.predicts], packed.targets, temperature)
+
+
+def from_logits(logits: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
+    """Return log-probabilities and entropy. `logits`: [tokens, vocabulary]; `targets`: [tokens] int64."""
+    log_softmax = torch.log_softmax(logits.float() / temperature, dim=-1)
+    chosen = log_softmax.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    with torch.no_grad():
+        entropy = torch.special.entr(log_softmax.detach().exp()).sum(-1)
+    return TokenLogprobs(logprobs=chosen, entropy=entropy)
