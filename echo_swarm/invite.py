@@ -20,7 +20,7 @@ from echo_swarm.identity import PeerId, peer_id_of
 from echo_swarm.wire import Address, Message, PublicKeyBytes, RunId
 
 _PREFIX = "echo1-"
-_LIMITS = Limits(max_bytes=16 * 1024, max_items=32, max_depth=2)
+LIMITS = Limits(max_bytes=16 * 1024, max_items=32, max_depth=2)
 _MAX_CHARACTERS = 24 * 1024
 
 
@@ -58,7 +58,7 @@ def parse(text: str) -> Invite:
     if checksum != _checksum(body):
         raise InviteError("the invite is incomplete or was changed (checksum differs); copy it again")
     try:
-        return Invite.from_wire(codec.decode(body, _LIMITS))
+        return Invite.from_wire(codec.decode(body, LIMITS))
     except MalformedMessage as e:
         raise InviteError(f"this invite cannot be read: {e}; it may be from a newer version") from e
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from echo_swarm.envelope import OVERHEAD_BYTES
 from echo_swarm.manifest import MANIFEST_LIMITS
 from echo_swarm.trajectory import MAX_TRAJECTORIES, SUBMISSION_LIMITS, PackedU32, Verdict
 from echo_swarm.wire import (
@@ -75,9 +76,9 @@ class Hello(Message):
 class Welcome(Message):
     """The coordinator's answer to Hello."""
 
-    run_manifest: Annotated[bytes, Field(max_length=MANIFEST_LIMITS.max_bytes)]
+    run_manifest: Annotated[bytes, Field(max_length=MANIFEST_LIMITS.max_bytes + OVERHEAD_BYTES)]
     """Envelope of RunManifest."""
-    head_manifest: Annotated[bytes, Field(max_length=MANIFEST_LIMITS.max_bytes)] | None
+    head_manifest: Annotated[bytes, Field(max_length=MANIFEST_LIMITS.max_bytes + OVERHEAD_BYTES)] | None
     """Envelope of the newest CheckpointManifest; None before version 0 is published."""
     wall_s: Seconds
     beat_s: Annotated[float, Field(gt=0, le=600)]
@@ -151,7 +152,7 @@ class LeaseReply(Message):
 class Push(Message):
     """Finished work. `envelope` is a signed Submission."""
 
-    envelope: Annotated[bytes, Field(max_length=SUBMISSION_LIMITS.max_bytes + 256)]
+    envelope: Annotated[bytes, Field(max_length=SUBMISSION_LIMITS.max_bytes + OVERHEAD_BYTES)]
 
 
 class PushReply(Message):
