@@ -1,0 +1,213 @@
+"""The DHT directory against hostile records, late bootstraps and lost peers."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import pytest
+
+from echo_swarm import codec
+from echo_swarm.directory.base import head_topic, peers_topic
+from echo_swarm.directory.dht import DhtDirectory, open_dht_directory
+from echo_swarm.directory.reading import newest_head, newest_peers
+from echo_swarm.envelope import seal
+from echo_swarm.identity import Identity
+from echo_swarm.records import HeadRecord, PeerRecord
+from echo_swarm.transport.hivemind import HivemindHost, open_hivemind_host
+from echo_swarm.work import Role
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+RUN = "0123456789abcdef" * 2
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    identity: Identity
+    host: HivemindHost
+    directory: DhtDirectory
+
+    @property
+    def node(self) -> Any:
+        return self.directory._node
+
+
+@asynccontextmanager
+async def peer(
+    bootstrap: tuple[str, ...] = (), *, identity: Identity | None = None, listen: tuple[str, ...] = LOOPBACK
+) -> AsyncGenerator[Peer]:
+    identity = identity or Identity.generate()
+    async with (
+        open_hivemind_host(identity, listen=listen) as host,
+        open_dht_directory(host, identity, client_mode=not listen, bootstrap=bootstrap) as directory,
+    ):
+        yield Peer(identity=identity, host=host, directory=directory)
+
+
+def peer_record(identity: Identity) -> bytes:
+    return seal(
+        identity,
+        PeerRecord(
+            run_id=RUN,
+            role=Role.INFERENCE,
+            addresses=(),
+            held_version=None,
+            artifact_digests=(),
+            issued_at=time.time(),
+        ),
+    )
+
+
+async def announce_until_taken(peers: list[Peer]) -> None:
+    # Polled: nothing tells when the other side's attach loop has come round.
+    with anyio.fail_after(30):
+        for one in peers:
+            while not await one.directory.announce(peers_topic(RUN), peer_record(one.identity), ttl_s=60):  # noqa: ASYNC110
+                await anyio.sleep(0.2)
+
+
+async def find_all(one: Peer, expected: set[str]) -> None:
+    with anyio.fail_after(30):
+        while set(newest_peers(await one.directory.find(peers_topic(RUN)), run_id=RUN)) != expected:  # noqa: ASYNC110
+            await anyio.sleep(0.2)
+
+
+async def test_peers_started_together_form_one_network() -> None:
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(peer())
+        others = [await stack.enter_async_context(peer(first.host.addresses)) for _ in range(3)]
+        everybody = [first, *others]
+        await announce_until_taken(everybody)
+        for one in everybody:
+            await find_all(one, {p.host.peer_id for p in everybody})
+
+
+async def test_peers_that_start_before_their_bootstrap_join_once_it_is_there() -> None:
+    identity = Identity.generate()
+    async with AsyncExitStack() as stack:
+        async with peer(identity=identity) as short:
+            address = short.host.addresses[0]
+        port = address.split("/")[4]
+        others = [await stack.enter_async_context(peer((address,))) for _ in range(2)]
+        assert not await others[0].directory.announce(peers_topic(RUN), peer_record(others[0].identity), ttl_s=60)
+        listen = (f"/ip4/127.0.0.1/tcp/{port}",)
+        late = await stack.enter_async_context(peer(identity=identity, listen=listen))
+        everybody = [late, *others]
+        await announce_until_taken(others)
+        await announce_until_taken([late])
+        for one in everybody:
+            await find_all(one, {p.host.peer_id for p in everybody})
+
+
+async def store_raw(
+    one: Peer, *, signer: Identity, value: bytes, expires_in_s: float, sign: Identity | None = None
+) -> bool:
+    """Do what a hostile peer does: send a record of `signer` that `sign` signed, straight to the first peer."""
+    from hivemind.dht.routing import DHTID
+    from hivemind.dht.validation import DHTRecord
+
+    from echo_swarm.directory.validator import SignedRecordValidator, subkey_of
+
+    target = next(iter(one.node.protocol.routing_table.uid_to_peer_id.values()))
+    key = DHTID.generate(source=head_topic(RUN))
+    expires_at = time.time() + expires_in_s
+    record = DHTRecord(key.to_bytes(), subkey_of(signer.public_key), value, expires_at)
+    if sign is not None:
+        validator = SignedRecordValidator(sign)
+        if sign is not signer:
+            record = DHTRecord(record.key, subkey_of(sign.public_key), value, expires_at)
+        value = validator.sign_value(record)
+    answer = await one.node.protocol.call_store(target, [key], [value], expires_at, subkeys=[signer.public_key])
+    return bool(answer and answer[0])
+
+
+async def test_only_the_owner_can_store_under_its_name_and_only_within_bounds() -> None:
+    async with peer() as victim, peer(victim.host.addresses) as attacker:
+        me, other = attacker.identity, victim.identity
+        payload = codec.encode(b"record")
+        # The control: an honest record goes through.
+        assert await store_raw(attacker, signer=me, sign=me, value=payload, expires_in_s=60)
+        refused = {
+            "signed by somebody else": {"signer": other, "sign": me, "value": payload, "expires_in_s": 60},
+            "unsigned": {"signer": other, "value": payload, "expires_in_s": 60},
+            "garbage": {"signer": me, "value": b"\xdd\xff\xff\xff\xff", "expires_in_s": 60},
+            "expired": {"signer": me, "sign": me, "value": payload, "expires_in_s": -60},
+            "ten years": {"signer": me, "sign": me, "value": payload, "expires_in_s": 3e8},
+            "for ever": {"signer": me, "sign": me, "value": payload, "expires_in_s": float("inf")},
+            "never": {"signer": me, "sign": me, "value": payload, "expires_in_s": float("nan")},
+            "a megabyte": {"signer": me, "sign": me, "value": codec.encode(bytes(1 << 20)), "expires_in_s": 90},
+        }
+        for name, attempt in refused.items():
+            assert not await store_raw(attacker, **attempt), name
+        assert len(victim.node.protocol.storage.quota) == 1
+
+
+async def test_somebody_elses_old_record_cannot_be_given_a_later_expiry() -> None:
+    from hivemind.dht.routing import DHTID
+
+    async with peer() as victim, peer(victim.host.addresses) as owner, peer(victim.host.addresses) as attacker:
+        record = seal(
+            owner.identity, HeadRecord(run_id=RUN, policy_version=1, manifest_digest=bytes(32), issued_at=1.0)
+        )
+        assert await owner.directory.announce(head_topic(RUN), record, ttl_s=30)
+        key = DHTID.generate(source=head_topic(RUN))
+        stored = victim.node.protocol.storage.get(key).value.get(owner.identity.public_key)
+        attempts = {"later": stored.expiration_time + 600, "other topic": stored.expiration_time}
+        for name, expires_at in attempts.items():
+            where = key if name == "later" else DHTID.generate(source="elsewhere")
+            answer = await attacker.node.protocol.call_store(
+                victim.node.p2p.peer_id, [where], [stored.value], expires_at, subkeys=[owner.identity.public_key]
+            )
+            assert answer == [False], name
+        assert await attacker.directory.find(head_topic(RUN)) == [record]
+
+
+async def test_a_restarted_publisher_replaces_a_record_that_would_outlive_its_new_one() -> None:
+    identity = Identity.generate()
+
+    def head(version: int) -> bytes:
+        return seal(
+            identity,
+            HeadRecord(run_id=RUN, policy_version=version, manifest_digest=bytes(32), issued_at=time.time()),
+        )
+
+    async with peer() as first:
+        async with peer(first.host.addresses, identity=identity) as publisher:
+            assert await publisher.directory.announce(head_topic(RUN), head(7), ttl_s=3600)
+        async with peer(first.host.addresses, identity=identity) as publisher:
+            assert await publisher.directory.announce(head_topic(RUN), head(8), ttl_s=60)
+        newest = newest_head(await first.directory.find(head_topic(RUN)), run_id=RUN, run_key=identity.public_key)
+        assert newest is not None
+        assert newest.policy_version == 8
+
+
+def test_storage_holds_a_bounded_share_of_a_hundred_thousand_records_and_renewals_leave_no_trace() -> None:
+    from hivemind.dht.routing import DHTID
+
+    from echo_swarm.directory.rules import MAX_TOPICS_PER_SIGNER, Refusal
+    from echo_swarm.directory.validator import BoundedStorage
+
+    storage = BoundedStorage()
+    now = time.time()
+    flooder, other = b"f" * 32, b"o" * 32
+    for i in range(100_000):
+        storage.store(DHTID(i), b"x" * 700, now + 60, subkey=flooder)
+    assert len(storage) == len(storage.quota) == MAX_TOPICS_PER_SIGNER
+    assert storage.refused == {Refusal.SIGNER_FULL: 100_000 - MAX_TOPICS_PER_SIGNER}
+    for i in range(5000):
+        assert storage.store(DHTID(5), b"y", now + 60 + i / 1000, subkey=other)
+        assert not storage.store(DHTID(5), b"z", now + 60, subkey=other)
+    topic: Any = storage.get(DHTID(5))
+    assert topic.value.get(other).value == b"y"
+    assert len(topic.value.expiration_heap) < 100
+    assert len(storage.expiration_heap) < 300
+    assert not storage.store(DHTID(6), b"no owner", now + 60)
