@@ -1,0 +1,153 @@
+"""Group commit: many tasks write, one transaction and one fsync carry them.
+
+    push ──► queue ──► statements of all waiting jobs ──► flush of what changed ──► COMMIT in a thread ──► answers
+              ▲            (in the event loop, microseconds)                            (fsync)
+              └── bounded by bytes: `has_room`                 meanwhile, new jobs gather for the next round
+
+Statements only touch SQLite's cache, so they run in the loop: in a thread they would release and fight for the
+interpreter lock row by row. Only the commit, which waits for the disk, leaves the loop.
+"""
+
+import sqlite3
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import anyio
+from anyio import to_thread
+
+from echo_coordinator.database import database_fault
+from echo_swarm.errors import LocalFault
+from echo_swarm.transport.tasks import background_tasks
+
+T = TypeVar("T")
+Job = Callable[[sqlite3.Connection], T]
+
+COMMIT_TIMEOUT_S = 60.0
+"""A disk that takes longer has failed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    job: Job[Any]
+    size_bytes: int
+    on_commit: Callable[[Any], None] | None
+    on_fail: Callable[[], None] | None
+    done: anyio.Event
+    result: Any = None
+    error: LocalFault | None = None
+
+
+class Committer:
+    """Runs jobs on the connection, in the order of `execute`; each is durable before its caller goes on."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        path: str,
+        *,
+        max_pending_bytes: int,
+        flush: Callable[[sqlite3.Connection], None],
+        flushed: Callable[[bool], None],
+    ) -> None:
+        """Describe it.
+
+        Args:
+            connection: in autocommit mode.
+            path: for messages.
+            max_pending_bytes: bound of the queue, see `has_room`.
+            flush: writes what changed in memory; called in each transaction, after its jobs.
+            flushed: called with whether that transaction is on disk.
+
+        """
+        self._connection = connection
+        self._path = path
+        self._max_pending_bytes = max_pending_bytes
+        self._flush = flush
+        self._flushed = flushed
+        self._queue: list[_Entry] = []
+        self._wake = anyio.Event()
+        self._lock = anyio.Lock()
+        self.pending_bytes = 0
+        """Of jobs that are not on disk yet."""
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a job of that size may be queued now. An empty queue takes anything."""
+        return self.pending_bytes == 0 or self.pending_bytes + size_bytes <= self._max_pending_bytes
+
+    async def execute(
+        self,
+        job: Job[T],
+        *,
+        size_bytes: int = 0,
+        on_commit: Callable[[T], None] | None = None,
+        on_fail: Callable[[], None] | None = None,
+    ) -> T:
+        """Run `job` and return its result once it is on disk.
+
+        `on_commit` or `on_fail` is called even if the caller is cancelled meanwhile.
+
+        Raises:
+            StorageFull, LocalFault: nothing was written.
+
+        """
+        entry = _Entry(job, size_bytes, cast("Callable[[Any], None] | None", on_commit), on_fail, anyio.Event())
+        self._queue.append(entry)
+        self.pending_bytes += size_bytes
+        self._wake.set()
+        with anyio.move_on_after(COMMIT_TIMEOUT_S):
+            await entry.done.wait()
+            if entry.error is not None:
+                raise entry.error
+            return cast(T, entry.result)
+        raise LocalFault(f"{self._path} took no write for {COMMIT_TIMEOUT_S:.0f} s; check the disk")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Commit for the length of the block; what is queued at its end is still written."""
+        async with background_tasks() as tasks:
+            tasks.start_soon(self._run)
+            try:
+                yield
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._round()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = anyio.Event()
+            # A commit that has begun is carried to its end, so that memory and disk agree.
+            with anyio.CancelScope(shield=True):
+                await self._round()
+
+    async def _round(self) -> None:
+        async with self._lock:
+            batch, self._queue = self._queue, []
+            error: LocalFault | None = None
+            try:
+                self._write(batch)
+                await to_thread.run_sync(self._connection.execute, "COMMIT")
+            except sqlite3.Error as e:
+                error = database_fault(e, self._path)
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+            self._answer(batch, error)
+
+    def _write(self, batch: list[_Entry]) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+        for entry in batch:
+            entry.result = entry.job(self._connection)
+        self._flush(self._connection)
+
+    def _answer(self, batch: list[_Entry], error: LocalFault | None) -> None:
+        self._flushed(error is None)
+        for entry in batch:
+            self.pending_bytes -= entry.size_bytes
+            entry.error = error
+            if error is None and entry.on_commit is not None:
+                entry.on_commit(entry.result)
+            if error is not None and entry.on_fail is not None:
+                entry.on_fail()
+            entry.done.set()

@@ -1,0 +1,233 @@
+"""Leases: which peer works on which slots until when. Pure: time (monotonic seconds) and random ids are passed in.
+
+A lease covers members of one group. It is renewed by its peer's beats up to a hard limit. When it runs out, the slots
+it still holds return to the pool; a push that comes later is still taken as long as nobody else was given the slot,
+since finished work is worth more than punctuality (`late` otherwise). Ended leases are kept as long as their group is
+under way, so that their pushes can be told from made-up ones.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from echo_coordinator.groups import Group, GroupTable, SlotState
+from echo_coordinator.staleness import VersionWindow
+from echo_coordinator.work_settings import WorkSettings
+from echo_swarm.identity import PeerId
+from echo_swarm.trajectory import MAX_TRAJECTORIES, Reason
+from echo_swarm.work import MAX_LEASES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredVerdict:
+    """The answer given for one member of a lease; an identical push gets it again."""
+
+    digest: bytes
+    reason: Reason
+    detail: str
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveLease:
+    """A share of a group in the hands of one peer."""
+
+    lease_id: bytes
+    peer: PeerId
+    group_id: int
+    attempts: dict[int, int]
+    """Attempt (hence seed) of each member it covers."""
+    outstanding: set[int]
+    """Members it still holds."""
+    deadline: float
+    hard_deadline: float
+    min_version: int
+    max_version: int | None
+    verdicts: dict[int, StoredVerdict] = field(default_factory=dict[int, StoredVerdict])
+    orphaned: bool = False
+    """Its process was replaced by another with the same key: no quota, no renewal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """A slot that was taken back."""
+
+    peer: PeerId
+    group: Group
+    member: int
+    cause: str
+    """`expired`, `released`, `failed`, `rejected`, `unscorable`."""
+
+
+class LeaseBook:
+    """Grants, renews and ends leases over the groups of a table."""
+
+    def __init__(self, groups: GroupTable, settings: WorkSettings) -> None:
+        self._groups = groups
+        self._settings = settings
+        self._leases: dict[bytes, LiveLease] = {}
+        self._of_peer: dict[PeerId, set[bytes]] = {}
+        self._of_group: dict[int, list[bytes]] = {}
+        self._mean_tokens = settings.max_tokens / 2
+        self.dirty: dict[bytes, LiveLease] = {}
+        """Leases that the database has not seen in this form."""
+
+    def get(self, lease_id: bytes) -> LiveLease | None:
+        """Return a lease of a group under way, ended or not."""
+        return self._leases.get(lease_id)
+
+    def in_flight(self, peer: PeerId) -> int:
+        """Return how many completions a peer's present process has been given and not delivered."""
+        return sum(len(lease.outstanding) for lease in self._held(peer) if not lease.orphaned)
+
+    def total_in_flight(self) -> int:
+        """Return the same for all peers together."""
+        return sum(len(lease.outstanding) for lease in self._leases.values())
+
+    def restore(self, lease: LiveLease) -> None:
+        """Take a lease back in after a restart."""
+        self._leases[lease.lease_id] = lease
+        self._of_peer.setdefault(lease.peer, set()).add(lease.lease_id)
+        self._of_group.setdefault(lease.group_id, []).append(lease.lease_id)
+
+    def learn_length(self, tokens: int) -> None:
+        """Follow the mean length of completions, from which shares are sized."""
+        self._mean_tokens += 0.02 * (tokens - self._mean_tokens)
+
+    def grant(
+        self,
+        peer: PeerId,
+        *,
+        capacity: int,
+        tokens_per_s: float,
+        alone: bool,
+        window: VersionWindow,
+        now: float,
+        new_id: Callable[[], bytes],
+    ) -> list[LiveLease]:
+        """Hand out open slots: evaluation first, then the oldest group, until the peer's share is full.
+
+        Args:
+            peer: who asks.
+            capacity: completions it can take now.
+            tokens_per_s: its own measurement, 0 when unknown.
+            alone: no other node could do the work; it gets all it can take.
+            window: versions that training leases ask for.
+            now: monotonic seconds.
+            new_id: makes 16 random bytes.
+
+        """
+        left = self.share(peer, capacity=capacity, tokens_per_s=tokens_per_s, alone=alone)
+        granted: list[LiveLease] = []
+        for group in self._candidates():
+            members = group.members(SlotState.OPEN)[:left]
+            for start in range(0, len(members), MAX_TRAJECTORIES):
+                if len(granted) == MAX_LEASES:
+                    return granted
+                chunk = members[start : start + MAX_TRAJECTORIES]
+                granted.append(self._grant(peer, group, chunk, window, now, new_id()))
+                left -= len(chunk)
+            if left <= 0:
+                break
+        return granted
+
+    def share(self, peer: PeerId, *, capacity: int, tokens_per_s: float, alone: bool) -> int:
+        """Return how many completions a peer may be given now. 0: its quota is used up."""
+        settings = self._settings
+        limit = min(capacity, settings.max_in_flight_per_peer - self.in_flight(peer))
+        if alone:
+            return max(0, limit)
+        if tokens_per_s <= 0:
+            return max(0, min(limit, settings.probe_members))
+        by_speed = max(1, int(settings.lease_target_s * tokens_per_s / self._mean_tokens))
+        return max(0, min(limit, by_speed))
+
+    def renew(self, peer: PeerId, lease_ids: Iterable[bytes], now: float) -> list[bytes]:
+        """Extend leases that a beat names. Returns those that no longer hold, in the beat's order."""
+        gone: list[bytes] = []
+        for lease_id in lease_ids:
+            lease = self._leases.get(lease_id)
+            if lease is None or lease.peer != peer or not lease.outstanding:
+                gone.append(lease_id)
+            elif not lease.orphaned:
+                lease.deadline = min(now + self._settings.lease_s, lease.hard_deadline)
+        return gone
+
+    def expire(self, now: float) -> list[Dropped]:
+        """Take back the slots of leases whose deadline has passed."""
+        overdue = [lease for lease in self._leases.values() if lease.outstanding and now >= lease.deadline]
+        return [dropped for lease in overdue for dropped in self._end(lease, "expired")]
+
+    def next_deadline(self) -> float | None:
+        """Return when the next lease runs out."""
+        return min((lease.deadline for lease in self._leases.values() if lease.outstanding), default=None)
+
+    def release(self, peer: PeerId, lease_ids: Iterable[bytes], cause: str) -> list[Dropped]:
+        """Take back leases that their peer hands over unfinished. Others' are left alone."""
+        leases = [self._leases.get(lease_id) for lease_id in dict.fromkeys(lease_ids)]
+        return [d for lease in leases if lease and lease.peer == peer for d in self._end(lease, cause)]
+
+    def release_all(self, peer: PeerId, cause: str) -> list[Dropped]:
+        """Take back everything a peer holds."""
+        return [dropped for lease in list(self._held(peer)) for dropped in self._end(lease, cause)]
+
+    def orphan(self, peer: PeerId, deadline: float) -> None:
+        """Let a replaced process's leases run out by `deadline`, unless its successor still pushes their results."""
+        for lease in self._held(peer):
+            lease.orphaned = True
+            lease.deadline = min(lease.deadline, deadline)
+
+    def take_back(self, lease: LiveLease, member: int, cause: str) -> Dropped | None:
+        """Take back one slot that a lease holds; None if it does not."""
+        group = self._groups.by_id.get(lease.group_id)
+        lease.outstanding.discard(member)
+        if group is None or group.slots[member].lease_id != lease.lease_id:
+            return None
+        group.drop(member, self._settings.max_attempts)
+        self._groups.mark(group)
+        return Dropped(peer=lease.peer, group=group, member=member, cause=cause)
+
+    def forget_group(self, group_id: int) -> None:
+        """Let go of the leases of a group that is no longer under way."""
+        for lease_id in self._of_group.pop(group_id, ()):
+            lease = self._leases.pop(lease_id)
+            self._of_peer[lease.peer].discard(lease_id)
+            if not self._of_peer[lease.peer]:
+                del self._of_peer[lease.peer]
+
+    def _held(self, peer: PeerId) -> Iterator[LiveLease]:
+        return (self._leases[lease_id] for lease_id in self._of_peer.get(peer, ()))
+
+    def _candidates(self) -> list[Group]:
+        groups = [group for group in self._groups.by_id.values() if group.state == "active"]
+        return [g for g in groups if g.kind == "eval"] + [g for g in groups if g.kind == "train"]
+
+    def _grant(
+        self, peer: PeerId, group: Group, members: list[int], window: VersionWindow, now: float, lease_id: bytes
+    ) -> LiveLease:
+        pinned = group.pinned_version
+        lease = LiveLease(
+            lease_id=lease_id,
+            peer=peer,
+            group_id=group.group_id,
+            attempts={member: group.slots[member].attempt for member in members},
+            outstanding=set(members),
+            deadline=now + self._settings.lease_s,
+            hard_deadline=now + self._settings.lease_max_s,
+            min_version=window.oldest if pinned is None else pinned,
+            max_version=window.newest if pinned is None else pinned,
+        )
+        for member in members:
+            slot = group.slots[member]
+            slot.state, slot.lease_id = SlotState.LEASED, lease_id
+        self.restore(lease)
+        self.dirty[lease_id] = lease
+        self._groups.mark(group)
+        return lease
+
+    def _end(self, lease: LiveLease, cause: str) -> list[Dropped]:
+        group = self._groups.by_id.get(lease.group_id)
+        held = [m for m in sorted(lease.outstanding) if group and group.slots[m].state is SlotState.LEASED]
+        # A slot that is being stored stays with its lease until the disk has answered.
+        storing = {m for m in lease.outstanding if group and group.slots[m].state is SlotState.STORING}
+        dropped = [self.take_back(lease, member, cause) for member in held]
+        lease.outstanding = storing
+        return [d for d in dropped if d is not None]

@@ -1,0 +1,164 @@
+"""The state of a run, put together: what is leased, stored, scored, trained, published, evaluated, and who takes part.
+
+    admission ─► groups ─► leases ─► nodes ─► intake ─► rewards ─► settled groups
+        ▲                                                              │
+        └─────────── updates.commit ◄── trainer ◄── updates.take_batch ┘
+
+Memory decides, the committer writes: every change is in the database before anybody outside is told of it. Bounds:
+groups under way by `Admission.capacity`, pushes in flight by `pending_bytes`. After a crash `open_run` rebuilds all of
+it: leases get a fresh term (their peers may still push), completions that were being scored are scored again, a batch
+that was being trained is ready again.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo_coordinator import rows
+from echo_coordinator.admission import Admission
+from echo_coordinator.counters import TOTAL
+from echo_coordinator.database import open_database
+from echo_coordinator.evaluations import Evaluations
+from echo_coordinator.groups import FIRST_EVAL_GROUP_ID, GroupState
+from echo_coordinator.intake import Intake
+from echo_coordinator.rewards import Rewards
+from echo_coordinator.roster import Node
+from echo_coordinator.run_core import RunCore, RunFacts
+from echo_coordinator.updates import Updates
+from echo_coordinator.work_settings import WorkSettings
+from echo_swarm.clock import Clock, SystemClock
+from echo_swarm.status import BufferStatus, NodeStatus
+from echo_swarm.trajectory import Reason
+
+__all__ = ["RunFacts", "RunState", "open_run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """The parts. The wiring loop uses all of them, the work service `core` and `intake`."""
+
+    core: RunCore
+    admission: Admission
+    intake: Intake
+    rewards: Rewards
+    updates: Updates
+    evaluations: Evaluations
+
+    async def set_paused(self, paused: bool) -> None:
+        """Stop or resume handing out and consuming work; kept over restarts. What is leased may still be pushed."""
+        core = self.core
+        await core.committer.execute(lambda db: rows.set_fact(db, "paused", int(paused)))
+        core.paused = paused
+        core.notify_all()
+
+    def stop(self, *, finished: bool = False) -> None:
+        """Hand out nothing any more. `finished`: the run has ended for good and nodes are told to leave."""
+        self.core.stopping, self.core.finished = True, finished
+        self.core.notify_all()
+
+    async def wait_changed(self, timeout_s: float) -> bool:
+        """Wait until something happens that the loop may act on; False when `timeout_s` passed without."""
+        return await self.core.changed.wait(timeout_s)
+
+    def accepted(self, scope: str = TOTAL) -> int:
+        """Return how many completions were accepted, of all peers or of one peer id."""
+        return self.core.counters.get(scope, Reason.ACCEPTED.value)
+
+    def rejected(self, scope: str = TOTAL) -> dict[str, int]:
+        """Return how many were refused by reason, of all peers or of one peer id."""
+        accepted = Reason.ACCEPTED.value
+        return {name: n for name, n in self.core.counters.of(scope).items() if name != accepted and n}
+
+    def buffer_status(self) -> BufferStatus:
+        """Return how full the buffer is."""
+        groups = self.core.groups
+        return BufferStatus(
+            in_flight=groups.count("train", GroupState.ACTIVE),
+            ready=groups.count("train", GroupState.READY),
+            capacity=self.admission.capacity,
+            training=groups.count("train", GroupState.TRAINING),
+            bytes=groups.size_bytes(),
+        )
+
+    def node_statuses(self, *, forget_s: float | None = None) -> list[NodeStatus]:
+        """Return every peer once; with `forget_s` without those silent for longer."""
+        now = self.core.clock.monotonic_s()
+        nodes = [node for node in self.core.roster.nodes() if forget_s is None or now - node.last_seen <= forget_s]
+        return [self._node_status(node, now) for node in nodes]
+
+    def warnings(self) -> list[str]:
+        """Return what a person should know, in no order."""
+        found = [self.core.signal_window.suggestion()]
+        if self.intake.fault:
+            found.append(f"completions cannot be stored: {self.intake.fault}")
+        for node in self.core.roster.nodes():
+            if node.live and abs(node.skew_s) > 3:
+                found.append(f"the clock of {node.peer} is {node.skew_s:+.0f} s off")
+        return [text for text in found if text]
+
+    def _node_status(self, node: Node, now: float) -> NodeStatus:
+        backend = node.backend
+        return NodeStatus(
+            peer_id=node.peer,
+            role=node.role.value,
+            live=node.live,
+            last_seen_s=max(0.0, now - node.last_seen),
+            backend=backend.backend if backend else "",
+            build=backend.build if backend else "",
+            precision=backend.precision if backend else "",
+            device=backend.device if backend else "",
+            batch=backend.batch if backend else 0,
+            held_version=node.held_version,
+            state=node.state,
+            in_flight=self.core.leases.in_flight(node.peer),
+            accepted=self.accepted(node.peer),
+            rejected=self.rejected(node.peer),
+            tokens_per_s=node.tokens_per_s,
+            bytes_served=node.bytes_served,
+            bytes_fetched_peers=node.bytes_fetched_peers,
+            outbound_only=not node.addresses,
+        )
+
+
+@asynccontextmanager
+async def open_run(
+    path: Path, settings: WorkSettings, facts: RunFacts, clock: Clock | None = None
+) -> AsyncGenerator[RunState]:
+    """Open or create a run's database and keep its state for the length of the block.
+
+    Raises:
+        LocalFault: the database cannot be used; the message says why and what to do.
+
+    """
+    connection = open_database(path)
+    try:
+        core = RunCore(connection, path, settings, facts, clock or SystemClock())
+        intake = Intake(
+            run_id=facts.run_id,
+            clock=core.clock,
+            groups=core.groups,
+            leases=core.leases,
+            counters=core.counters,
+            committer=core.committer,
+            is_known=lambda peer: core.roster.get(peer) is not None,
+            demand=core.demand,
+            on_filled=core.on_filled,
+            on_dropped=core.on_dropped,
+        )
+        state = RunState(
+            core=core,
+            admission=Admission(core, rows.next_group_id(connection, "train", 0)),
+            intake=intake,
+            rewards=Rewards(core),
+            updates=Updates(core),
+            evaluations=Evaluations(
+                core,
+                rows.next_group_id(connection, "eval", FIRST_EVAL_GROUP_ID),
+                rows.load_evaluations(connection),
+            ),
+        )
+        async with core.committer.running():
+            yield state
+    finally:
+        connection.close()

@@ -1,0 +1,246 @@
+"""The work protocol, coordinator's side: each method of `echo_swarm.work`, from checked message to reply.
+
+Errors a node gets beside the verdicts: `unknown_run`, `identity_in_use` (its key is live in another process),
+`hello_first` (we do not know its process; after our restart, or after it was silent for too long), `full`,
+`malformed`, `bad_signature`.
+"""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from echo_coordinator import rows
+from echo_coordinator.intake import Busy
+from echo_coordinator.leases import LiveLease
+from echo_coordinator.roster import Admission, Node
+from echo_coordinator.runstate import RunState
+from echo_swarm.errors import LocalFault, RemoteError
+from echo_swarm.identity import PeerId
+from echo_swarm.trajectory import SUBMISSION_LIMITS
+from echo_swarm.transport.rpc import RpcServer, typed
+from echo_swarm.work import (
+    Beat,
+    BeatReply,
+    Hello,
+    Lease,
+    LeaseMember,
+    LeaseReply,
+    LeaseRequest,
+    Push,
+    PushReply,
+    Release,
+    Released,
+    Role,
+    Sampling,
+    StatusReply,
+    StatusRequest,
+    WaitReason,
+    Welcome,
+)
+
+MAX_REQUEST_BYTES = SUBMISSION_LIMITS.max_bytes + 4096
+"""A push is the longest request."""
+TRIAL_BEATS = 1.2
+"""How long a newcomer with a live peer's key waits: that peer, if it lives, beats once within this."""
+ORPHAN_BEATS = 3.0
+"""How long the leases of a replaced process wait for results that its successor finds in its outbox."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What a Welcome hands over."""
+
+    run_manifest: bytes
+    """Envelope of RunManifest."""
+    head_manifest: bytes | None
+    """Envelope of the newest CheckpointManifest."""
+
+
+class WorkService:
+    """Answers nodes."""
+
+    def __init__(
+        self, state: RunState, *, published: Callable[[], Published], status: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Describe it.
+
+        Args:
+            state: the run.
+            published: the manifests of this moment.
+            status: the map of `echo_swarm.status.RunStatus`, made of plain values.
+
+        """
+        self._state = state
+        self._core = state.core
+        self._published = published
+        self._status = status
+
+    def register(self, server: RpcServer) -> None:
+        """Answer the work protocol's methods on `server` (made with `max_request_bytes=MAX_REQUEST_BYTES`)."""
+        server.method("hello", typed(Hello, self.hello))
+        server.method("lease", typed(LeaseRequest, self.lease))
+        server.method("push", typed(Push, self.push))
+        server.method("beat", typed(Beat, self.beat))
+        server.method("release", typed(Release, self.release))
+        server.method("status", typed(StatusRequest, self.status))
+
+    async def hello(self, peer: PeerId, hello: Hello) -> Welcome:
+        """Take a peer in."""
+        core = self._core
+        self._check_run(hello.run_id)
+        admission = core.roster.consider(peer, hello, core.clock.monotonic_s())
+        if admission is Admission.FULL:
+            raise RemoteError("full", "this run has as many peers as it can keep track of; try again later")
+        if admission is Admission.TRIAL:
+            await anyio.sleep(TRIAL_BEATS * core.settings.beat_s)
+            if not core.roster.on_trial(peer, hello.instance):
+                raise RemoteError("identity_in_use", "another process with this key is live")
+        now, wall = core.clock.monotonic_s(), core.clock.wall_s()
+        if core.roster.admit(peer, hello, now, hello.wall_s - wall):
+            core.leases.orphan(peer, now + ORPHAN_BEATS * core.settings.beat_s)
+        await core.committer.execute(lambda db: rows.write_peer(db, peer, hello.role, hello.backend, wall))
+        core.changed.notify()
+        manifests = self._published()
+        return Welcome(
+            run_manifest=manifests.run_manifest,
+            head_manifest=manifests.head_manifest,
+            wall_s=core.clock.wall_s(),
+            beat_s=core.settings.beat_s,
+        )
+
+    async def lease(self, peer: PeerId, request: LeaseRequest) -> LeaseReply:
+        """Grant work, or wait for some for up to `wait_s`, or say why there is none."""
+        core = self._core
+        node = self._known(peer)
+        if node.role is not Role.INFERENCE or node.backend is None:
+            raise RemoteError("refused", "only inference nodes with a backend get work")
+        node.held_version = request.held_version
+        granted: list[LiveLease] = []
+        with anyio.move_on_after(request.wait_s):
+            while not (granted := self._grant(peer, request)):
+                # No await stands between the look and the wait, so no change is missed.
+                await core.work_changed.wait(request.wait_s)
+        if granted:
+            await self._write_down(peer, granted)
+        return self._lease_reply(peer, request, granted)
+
+    async def push(self, peer: PeerId, push: Push) -> PushReply:
+        """Judge finished work; the verdicts are on disk when they are sent."""
+        self._core.roster.heard(peer, self._core.clock.monotonic_s())
+        outcome = await self._state.intake.submit(peer, push.envelope)
+        head = self._core.versions.published
+        if isinstance(outcome, Busy):
+            return PushReply(verdicts=(), head_version=head, retry_after_s=outcome.retry_after_s)
+        return PushReply.model_construct(verdicts=outcome, head_version=head, retry_after_s=0.0)
+
+    async def beat(self, peer: PeerId, beat: Beat) -> BeatReply:
+        """Keep a peer and its leases alive."""
+        core = self._core
+        now = core.clock.monotonic_s()
+        if not core.roster.beat(peer, beat, now):
+            raise _hello_first()
+        return BeatReply(
+            head_version=core.versions.published,
+            expired=tuple(core.leases.renew(peer, beat.lease_ids, now)),
+            stopping=core.stopping,
+            finished=core.finished,
+        )
+
+    async def release(self, peer: PeerId, release: Release) -> Released:
+        """Take leases back."""
+        core = self._core
+        cause = f"failed: {release.cause}" if release.failed else "released"
+        dropped = core.leases.release(peer, release.lease_ids, cause)
+        if release.leaving:
+            dropped += core.leases.release_all(peer, cause)
+            core.roster.leave(peer)
+            core.changed.notify()
+        core.on_dropped(dropped)
+        await core.save()
+        return Released(count=len(dropped))
+
+    async def status(self, peer: PeerId, request: StatusRequest) -> StatusReply:
+        """Tell the run's health to anybody who knows its id."""
+        self._check_run(request.run_id)
+        return StatusReply(protocol=1, status=self._status())
+
+    def _check_run(self, run_id: str) -> None:
+        if run_id != self._core.facts.run_id:
+            raise RemoteError("unknown_run", f"this coordinator serves run {self._core.facts.run_id}")
+
+    def _known(self, peer: PeerId) -> Node:
+        node = self._core.roster.heard(peer, self._core.clock.monotonic_s())
+        if node is None:
+            raise _hello_first()
+        return node
+
+    def _grant(self, peer: PeerId, request: LeaseRequest) -> list[LiveLease]:
+        core = self._core
+        window = core.window()
+        if core.paused or core.stopping or window is None or request.held_version is None:
+            return []
+        return core.leases.grant(
+            peer,
+            capacity=request.capacity,
+            tokens_per_s=request.tokens_per_s,
+            alone=core.roster.live() == 1,
+            window=window,
+            now=core.clock.monotonic_s(),
+            new_id=lambda: secrets.token_bytes(16),
+        )
+
+    async def _write_down(self, peer: PeerId, granted: list[LiveLease]) -> None:
+        try:
+            await self._core.save()
+        except LocalFault:
+            self._core.on_dropped(self._core.leases.release(peer, [g.lease_id for g in granted], "not written"))
+            raise
+
+    def _lease_reply(self, peer: PeerId, request: LeaseRequest, granted: list[LiveLease]) -> LeaseReply:
+        # A lease that ended while it was written down (its group was dropped) is left out.
+        leases = [lease for lease in granted if lease.outstanding and self._core.leases.get(lease.lease_id)]
+        reason = WaitReason.NONE if leases else self._wait_reason(peer, request)
+        calm = reason in (WaitReason.STALENESS_LIMIT, WaitReason.NONE)
+        return LeaseReply(
+            leases=tuple(self._to_wire(lease) for lease in leases),
+            head_version=self._core.versions.published,
+            wait_reason=reason,
+            retry_after_s=0.0 if calm else self._core.settings.beat_s,
+        )
+
+    def _to_wire(self, lease: LiveLease) -> Lease:
+        core = self._core
+        group = core.groups.by_id[lease.group_id]
+        return Lease(
+            lease_id=lease.lease_id,
+            group_id=lease.group_id,
+            prompt_ids=group.prompt_ids,
+            members=tuple(
+                LeaseMember(member=member, seed=core.seed_of(lease, member)) for member in sorted(lease.outstanding)
+            ),
+            sampling=Sampling(temperature=core.temperature(group.kind), max_tokens=core.settings.max_tokens),
+            min_version=lease.min_version,
+            max_version=lease.max_version,
+            expires_in_s=min(86_400.0, max(0.001, lease.deadline - core.clock.monotonic_s())),
+        )
+
+    def _wait_reason(self, peer: PeerId, request: LeaseRequest) -> WaitReason:
+        core = self._core
+        if core.finished:
+            return WaitReason.FINISHED
+        if core.stopping:
+            return WaitReason.STOPPING
+        if core.versions.published is None or request.held_version is None:
+            return WaitReason.STARTING
+        if core.paused:
+            return WaitReason.PAUSED
+        if core.leases.share(peer, capacity=1, tokens_per_s=0, alone=True) == 0:
+            return WaitReason.QUOTA
+        return WaitReason.STALENESS_LIMIT
+
+
+def _hello_first() -> RemoteError:
+    return RemoteError("hello_first", "say hello first: this process is not known, or was silent for too long")

@@ -1,0 +1,272 @@
+"""Pushes: every one gets an answer, what is accepted is on disk, nothing counts twice."""
+
+import sqlite3
+import tracemalloc
+
+import anyio
+import pytest
+
+from echo_coordinator import rows
+from echo_coordinator.intake import Busy
+from echo_swarm import codec
+from echo_swarm.envelope import seal
+from echo_swarm.errors import BadSignature, MalformedMessage, RemoteError
+from echo_swarm.trajectory import Reason, Submission
+
+pytestmark = pytest.mark.anyio
+
+
+async def started(run, groups: int = 2) -> None:
+    await run.publish(0)
+    await run.fill(groups)
+
+
+async def test_the_same_push_again_gets_the_same_answer_and_counts_once(open_state):
+    async with open_state() as run:
+        await started(run)
+        (lease, _) = run.grant("ann", 8)
+        made = [run.complete(lease, 0), run.complete(lease, 1, seed=1)]
+        raw = run.sealed("ann", made)
+        first = await run.state.intake.submit(run.peer("ann"), raw)
+        assert await run.state.intake.submit(run.peer("ann"), raw) == first
+        assert [verdict.reason for verdict in first] == [Reason.ACCEPTED, Reason.WRONG_SAMPLING]
+    async with open_state() as run:
+        assert await run.state.intake.submit(run.peer("ann"), raw) == first
+        assert (run.state.accepted(), run.state.rejected()) == (1, {"wrong_sampling": 1})
+
+
+async def test_concurrent_pushes_of_the_same_work_count_once(open_state):
+    async with open_state() as run:
+        await started(run)
+        (lease, *_) = run.grant("ann", 4)
+        raw = run.sealed("ann", [run.complete(lease, m) for m in range(4)])
+        answers = []
+
+        async def push() -> None:
+            answers.append(await run.state.intake.submit(run.peer("ann"), raw))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(push)
+        assert all([v.reason for v in answer] == [Reason.ACCEPTED] * 4 for answer in answers) and len(answers) == 8
+        assert run.state.accepted() == 4
+        assert run.state.rewards.unscored == 4
+
+
+async def test_other_content_for_a_member_that_was_answered_is_a_duplicate(open_state):
+    async with open_state() as run:
+        await started(run)
+        (lease, *_) = run.grant("ann", 4)
+        assert await run.reasons("ann", [run.complete(lease, 0)]) == [Reason.ACCEPTED]
+        other = run.complete(lease, 0, token_ids=codec.pack_u32([1, 2, 3]))
+        assert await run.reasons("ann", [other]) == [Reason.DUPLICATE]
+        assert await run.reasons("ann", [other]) == [Reason.DUPLICATE]
+        assert run.state.rejected() == {"duplicate": 1}
+
+
+async def test_a_lease_of_one_peer_cannot_be_fulfilled_by_another(open_state):
+    async with open_state() as run:
+        await started(run)
+        (lease, *_) = run.grant("ann", 4)
+        made = [run.complete(lease, 0)]
+        assert await run.reasons("bob", made) == [Reason.NO_LEASE]
+        assert await run.reasons("ann", made) == [Reason.ACCEPTED]
+        assert await run.reasons("bob", [run.complete(lease, 1)]) == [Reason.NO_LEASE]
+        for stranger in ({"lease_id": b"?" * 16}, {"group_id": 1}, {"member": 99}):
+            made = [run.complete(lease, 1).model_copy(update=stranger)]
+            assert await run.reasons("ann", made) == [Reason.NO_LEASE]
+
+
+async def test_a_replay_by_another_peer_is_refused_after_a_restart(open_state):
+    async with open_state() as run:
+        await started(run)
+        (lease, *_) = run.grant("ann", 4)
+        made = [run.complete(lease, 0)]
+        await run.push("ann", made)
+        raw = run.sealed("ann", made)
+    async with open_state() as run:
+        assert await run.reasons("bob", made) == [Reason.NO_LEASE]
+        with pytest.raises(BadSignature, match="push your own work"):
+            await run.state.intake.submit(run.peer("bob"), raw)
+
+
+async def test_late_work_is_taken_while_nobody_else_has_the_slot(open_state):
+    async with open_state() as run:
+        await started(run, 1)
+        (lease,) = run.grant("ann")
+        run.clock.advance(run.state.core.settings.lease_s)
+        await run.state.core.tick()
+        assert run.state.core.leases.in_flight(run.peer("ann")) == 0
+        assert await run.reasons("ann", [run.complete(lease, 0)]) == [Reason.ACCEPTED]
+        (other,) = run.grant("bob")
+        assert sorted(other.attempts) == [1, 2, 3]
+        assert await run.reasons("ann", [run.complete(lease, 1)]) == [Reason.LATE]
+        assert await run.reasons("bob", [run.complete(other, m) for m in other.attempts]) == [Reason.ACCEPTED] * 3
+
+
+async def test_work_for_a_group_that_was_closed_is_late(open_state):
+    async with open_state(max_attempts=1) as run:
+        await started(run, 1)
+        first, second = run.grant("ann", 3)[0], run.grant("bob")[0]
+        await run.state.core.save()
+        run.state.core.on_dropped(run.state.core.leases.release(run.peer("ann"), [first.lease_id], "released"))
+        assert not run.state.core.groups.by_id
+        late = run.complete(second, 3, seed=0)
+        assert await run.reasons("bob", [late]) == [Reason.LATE]
+        assert await run.reasons("bob", [late]) == [Reason.LATE]
+        assert run.state.rejected() == {"late": 1}
+
+
+async def test_what_a_worker_claims_about_its_reward_has_no_place(open_state):
+    async with open_state() as run:
+        await started(run)
+        (lease, *_) = run.grant("ann", 4)
+        for claim in (1.0, 1e9, float("nan")):
+            wire = Submission(run_id="ab" * 16, trajectories=(run.complete(lease, 0),)).to_wire()
+            wire["trajectories"][0]["reward"] = claim
+            raw = _sealed_raw(run, "ann", wire)
+            with pytest.raises(MalformedMessage, match="reward"):
+                await run.state.intake.submit(run.peer("ann"), raw)
+        empty = run.complete(lease, 0, token_ids=b"", logprobs=b"")
+        assert await run.reasons("ann", [empty]) == [Reason.BAD_LENGTH]
+        assert run.state.rejected() == {"malformed": 3, "bad_length": 1}
+
+
+async def test_token_ids_outside_the_vocabulary_are_refused_at_the_door(open_state):
+    async with open_state() as run:
+        await started(run)
+        (lease, *_) = run.grant("ann", 4)
+        made = [
+            run.complete(lease, 0, token_ids=b"\xff\xff\xff\xff" + codec.pack_u32([1, 3])),
+            run.complete(lease, 1, token_ids=codec.pack_u32([100, 1, 3])),
+            run.complete(lease, 2, token_ids=codec.pack_u32([200_476, 1, 3])),
+            run.complete(lease, 3, token_ids=codec.pack_u32([99, 1, 3])),
+        ]
+        assert await run.reasons("ann", made) == [Reason.OUT_OF_VOCABULARY] * 3 + [Reason.ACCEPTED]
+
+
+async def test_hostile_bytes_are_refused_without_memory_and_the_next_good_push_is_served(open_state):
+    async with open_state() as run:
+        await started(run)
+        (lease, *_) = run.grant("ann", 4)
+        good = run.sealed("ann", [run.complete(lease, 0)])
+        hostile = [
+            bytes.fromhex("9ffd74f7dd74fffdbd"),
+            bytes.fromhex("c6ffffffff"),
+            bytes.fromhex("ddffffffff"),
+            b"\x91" * 100_000 + b"\xc0",
+            good + b"\x00",
+            good[:-1],
+            bytes.fromhex("c70101ff"),
+            bytes.fromhex("82a16101a16102"),
+            b"",
+        ]
+        tracemalloc.start()
+        for raw in hostile:
+            with pytest.raises(MalformedMessage):
+                await run.state.intake.submit(run.peer("eve"), raw)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 10 << 20
+        assert run.state.rejected() == {"malformed": len(hostile)}
+        verdicts = await run.state.intake.submit(run.peer("ann"), good)
+        assert [verdict.reason for verdict in verdicts] == [Reason.ACCEPTED]
+
+
+async def test_a_changed_byte_and_another_run_are_refused_and_counted_once_each(open_state):
+    async with open_state() as run:
+        await started(run)
+        (lease, *_) = run.grant("ann", 4)
+        made = [run.complete(lease, 0), run.complete(lease, 1)]
+        raw = bytearray(run.sealed("ann", made))
+        raw[len(raw) // 3] ^= 1
+        with pytest.raises((BadSignature, MalformedMessage)):
+            await run.state.intake.submit(run.peer("ann"), bytes(raw))
+        with pytest.raises(RemoteError, match="unknown_run"):
+            await run.state.intake.submit(run.peer("ann"), run.sealed("ann", made, "cd" * 16))
+        assert sum(run.state.rejected().values()) == 2
+        assert run.state.rejected()["unknown_run"] == 1
+
+
+async def test_the_completions_of_two_fresh_peers_differ_in_their_seeds(open_state):
+    async with open_state(group_size=8) as run:
+        await started(run, 1)
+        ann, bob = run.grant("ann", 4)[0], run.grant("bob", 4)[0]
+        seeds = [run.state.core.seed_of(lease, m) for lease in (ann, bob) for m in lease.attempts]
+        assert len(set(seeds)) == 8
+        run.state.core.on_dropped(run.state.core.leases.release(run.peer("bob"), [bob.lease_id], "released"))
+        (again,) = run.grant("cid")
+        seeds += [run.state.core.seed_of(again, m) for m in again.attempts]
+        assert len(set(seeds)) == 12
+
+
+async def test_a_group_with_copied_completions_is_flagged(open_state):
+    async with open_state() as run:
+        await started(run, 1)
+        same = codec.pack_u32([42, 42, 3])
+        ann, bob = run.grant("ann", 2)[0], run.grant("bob", 2)[0]
+        await run.push("ann", [run.complete(ann, m, token_ids=same) for m in ann.attempts])
+        await run.push("bob", [run.complete(bob, m, token_ids=same) for m in bob.attempts])
+        await run.score()
+        assert run.state.core.counters.get("work", "duplicate_completions") == 2
+        assert run.state.core.counters.get("work", "groups_with_duplicates") == 1
+
+
+async def test_a_full_queue_answers_busy_by_bytes_and_loses_nothing(open_state):
+    """The disk stalls while peers go on pushing."""
+    async with open_state(pending_bytes=1 << 16, max_tokens=512, groups_per_update=16) as run:
+        await started(run, 48)
+        long = dict(token_ids=codec.pack_u32([7] * 511 + [3]), logprobs=codec.pack_f32([-0.1] * 512))
+        raws = [run.sealed("ann", [run.complete(le, m, **long) for m in le.attempts]) for le in run.grant("ann")]
+        outcomes, pending = [], []
+
+        async def push(raw: bytes) -> None:
+            while isinstance(outcome := await run.state.intake.submit(run.peer("ann"), raw), Busy):
+                outcomes.append(outcome)
+                pending.append(run.state.core.committer.pending_bytes)
+                await anyio.lowlevel.checkpoint()
+
+        async with anyio.create_task_group() as tasks:
+            # All of them arrive before the first commit ends.
+            for raw in raws[:24]:
+                tasks.start_soon(push, raw)
+        assert outcomes and outcomes[0].retry_after_s > 0
+        assert max(pending) <= 1 << 16
+        assert run.state.core.committer.pending_bytes == 0
+        for raw in raws:
+            await push(raw)
+        assert run.state.accepted() == 48 * 4
+
+
+async def test_a_write_that_fails_leaves_no_trace_and_the_peer_may_come_again(open_state, monkeypatch):
+    async with open_state() as run:
+        await started(run)
+        (lease, *_) = run.grant("ann", 4)
+        raw = run.sealed("ann", [run.complete(lease, 0), run.complete(lease, 1, seed=0)])
+
+        def full(*_: object) -> None:
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+
+        with monkeypatch.context() as broken:
+            broken.setattr(rows, "insert_trajectories", full)
+            outcome = await run.state.intake.submit(run.peer("ann"), raw)
+        assert isinstance(outcome, Busy) and outcome.retry_after_s > 0
+        assert "no room left" in run.state.warnings()[0]
+        assert (run.state.accepted(), run.state.rejected()) == (0, {})
+        verdicts = await run.state.intake.submit(run.peer("ann"), raw)
+        assert [verdict.reason for verdict in verdicts] == [Reason.ACCEPTED, Reason.WRONG_SAMPLING]
+        assert run.state.warnings() == []
+
+
+def _sealed_raw(run, name: str, wire: dict) -> bytes:
+    """Sign a payload that our own classes would not make."""
+
+    class Submission:
+        """Its name is the envelope's type."""
+
+        def to_wire(self) -> dict:
+            return wire
+
+    return seal(run.identity(name), Submission())

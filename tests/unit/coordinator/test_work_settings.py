@@ -1,0 +1,41 @@
+"""Settings that cannot work are refused with what to change."""
+
+from typing import Any
+
+import pytest
+
+from echo_coordinator.work_settings import WorkSettings
+from echo_swarm.errors import SettingsError
+
+
+@pytest.mark.parametrize("values", [{"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.05}])
+def test_truncated_sampling_is_refused(values: dict[str, Any]):
+    with pytest.raises(SettingsError, match=next(iter(values))):
+        WorkSettings(**values)
+
+
+def test_neutral_truncation_is_accepted():
+    WorkSettings(top_p=1.0, top_k=0, min_p=0.0)
+
+
+def test_staleness_0_is_exactly_the_sequential_mode():
+    assert WorkSettings(mode="sequential").max_staleness == 0
+    with pytest.raises(SettingsError, match="max_staleness"):
+        WorkSettings(mode="async", max_staleness=0)
+    with pytest.raises(SettingsError, match="max_staleness"):
+        WorkSettings(mode="sequential", max_staleness=1)
+
+
+def test_a_buffer_that_cannot_hold_one_update_is_refused_with_both_figures():
+    with pytest.raises(SettingsError, match=r"1000 cannot hold one update, which may take \d+ bytes"):
+        WorkSettings(buffer_bytes=1000)
+
+
+def test_more_members_needed_than_there_are_is_refused():
+    with pytest.raises(SettingsError, match="min_group_members"):
+        WorkSettings(group_size=4, min_group_members=5)
+
+
+@pytest.mark.parametrize(("size", "needed"), [(2, 2), (3, 2), (4, 2), (5, 3), (8, 4)])
+def test_half_of_a_group_is_needed_but_at_least_two(size: int, needed: int):
+    assert WorkSettings(group_size=size).members_needed == needed
