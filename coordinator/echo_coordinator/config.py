@@ -13,7 +13,7 @@ from echo_swarm.wire import Address, Name, RunId, Text
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class RunSection(_Section):

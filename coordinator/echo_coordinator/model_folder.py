@@ -1,11 +1,13 @@
 """A Hugging Face model folder as the coordinator sees it: files and facts, without importing torch or transformers."""
 
 import json
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from echo_swarm.checkpoint.safetensors_file import read_header
 from echo_swarm.errors import SettingsError, UsageError
 
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
@@ -37,6 +39,13 @@ def read_facts(folder: Path) -> ModelFacts:
         vocabulary_size=vocabulary,
         end_token_ids=_end_tokens(folder, text_config, vocabulary),
         context_tokens=context if isinstance(context, int) else None,
+    )
+
+
+def count_parameters(folder: Path) -> int:
+    """Return the number of stored weights, from the headers of the safetensors files; tied ones count once."""
+    return sum(
+        math.prod(tensor.shape) for path in sorted(folder.glob("*.safetensors")) for tensor in read_header(path).tensors
     )
 
 

@@ -47,6 +47,16 @@ class RunFolder:
         return self.root / "state.db"
 
     @property
+    def model(self) -> Path:
+        """The model that the run began with."""
+        return self.root / "model"
+
+    @property
+    def last_status(self) -> Path:
+        """RunStatus at the moment the coordinator ended."""
+        return self.root / "last_status.json"
+
+    @property
     def run_manifest(self) -> Path:
         """Envelope of the RunManifest."""
         return self.root / "run.manifest"

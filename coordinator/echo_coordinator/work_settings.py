@@ -18,7 +18,7 @@ class WorkSettings(BaseModel):
 
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     mode: Literal["sequential", "async"] = "async"
     """`sequential`: every completion comes from the policy being updated. `async`: nobody waits."""

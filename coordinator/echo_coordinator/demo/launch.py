@@ -10,7 +10,6 @@
 Every process is ours: started here, ended here, and looked for at the end.
 """
 
-import json
 import shutil
 import sys
 import time
@@ -20,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from echo_coordinator.demo.recipe import write_demo_run
 from rich.console import Console
 from rich.live import Live
 
 from echo_coordinator.control import NotRunning, ask
 from echo_coordinator.demo.processes import Peer, Peers
-from echo_coordinator.demo.recipe import write_demo_run
-from echo_coordinator.demo.summary import Problem, node_counters, render_summary, summarise
+from echo_coordinator.demo.summary import node_counters, render_summary, summarise
+from echo_coordinator.progress import progress_line
 from echo_coordinator.run_folder import RunFolder, write_json
 from echo_swarm.children import start_child
 from echo_swarm.errors import BackendFailed, EchoError, LocalFault, Unavailable
@@ -87,7 +87,7 @@ def run_demo(folder: Path, *, seed: int, nodes: int) -> int:
 
 
 async def _prepare(demo: _Demo, seed: int) -> None:
-    model = Path(".cache") / "demo-models" if (Path("pyproject.toml")).exists() else demo.folder / "models"
+    model = demo.folder.parent / "models"
     demo.console.print("Preparing the demo's model (made and warmed up once, then cached) ...")
     async with start_child(
         "echo_coordinator.demo.warmup",
@@ -116,9 +116,9 @@ async def _run_swarm(demo: _Demo, nodes: int) -> RunStatus:
             "echo_node.cli",
             ["join", "--role", "inference", "--state-dir", str(state), "--listen", listen, "--threads", "1", invite],
         )
-    final = await _watch(demo, coordinator)
+    await _watch(demo, coordinator)
     await _wait_for_exits(demo)
-    return final
+    return _final_status(demo)
 
 
 async def _wait_for_invite(demo: _Demo, coordinator: Peer) -> str:
@@ -132,9 +132,8 @@ async def _wait_for_invite(demo: _Demo, coordinator: Peer) -> str:
     raise BackendFailed(coordinator.complaint() or f"the coordinator was not ready within {STARTUP_S:.0f} s")
 
 
-async def _watch(demo: _Demo, coordinator: Peer) -> RunStatus:
-    """Show the status until the run has finished; return the last one."""
-    status: RunStatus | None = None
+async def _watch(demo: _Demo, coordinator: Peer) -> None:
+    """Show the status until the coordinator has ended."""
     last_line_at, lines = -60.0, not demo.console.is_terminal
     with anyio.move_on_after(WHOLE_RUN_S), Live(console=demo.console, refresh_per_second=4, transient=True) as live:
         while coordinator.exit_code is None:
@@ -151,16 +150,7 @@ async def _watch(demo: _Demo, coordinator: Peer) -> RunStatus:
                 elif time.monotonic() - last_line_at > 5:
                     last_line_at = time.monotonic()
                     print(progress_line(status), flush=True)
-            if status is not None and status.state == "finished":
-                break
             await anyio.sleep(0.5)
-    return _final_status(demo, status)
-
-
-def _final_status(demo: _Demo, seen: RunStatus | None) -> RunStatus:
-    if seen is None:
-        raise DemoFailed(f"the run showed no status; see {demo.folder / 'logs'}")
-    return seen
 
 
 async def _wait_for_exits(demo: _Demo) -> None:
@@ -170,25 +160,9 @@ async def _wait_for_exits(demo: _Demo) -> None:
             await anyio.sleep(0.2)
 
 
-def progress_line(status: RunStatus) -> str:
-    """Return one line of progress for logs: version, reward, rate, lag, who contributes."""
-    reward = status.recent_updates[-1].reward_mean if status.recent_updates else None
-    last = status.evaluations[-1] if status.evaluations else None
-    lag = max(status.staleness, default=0)
-    who = " ".join(f"{node.peer_id[-4:]}:{node.accepted}" for node in status.nodes)
-    return (
-        f"version {status.policy_version if status.policy_version is not None else '-'}"
-        f"  reward {'-' if reward is None else f'{reward:.3f}'}"
-        f"  held-out {'-' if last is None else f'{last.accuracy:.3f} (v{last.policy_version})'}"
-        f"  {status.trajectories_per_s:.0f} trajectories/s  lag ≤ {lag}"
-        f"  nodes {who or '-'}  trainer {status.trainer.state}"
-    )
-
-
-def load_summary(folder: Path) -> dict[str, Any]:
-    """Read a demo's summary.json."""
-    value: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return value
-
-
-__all__ = ["DemoFailed", "Problem", "load_summary", "progress_line", "run_demo"]
+def _final_status(demo: _Demo) -> RunStatus:
+    """Return what the coordinator wrote when it ended."""
+    try:
+        return RunStatus.model_validate_json(demo.run.last_status.read_bytes())
+    except (OSError, ValueError) as e:
+        raise DemoFailed(f"the coordinator left no status ({e}); see {demo.peers.log_folder}") from e

@@ -93,7 +93,7 @@ class Publisher:
 
         Raises:
             VersionConflict: the version exists with other weights.
-            UsageError: it is not the one after the head, or no weights were given.
+            UsageError: it is older than the head, or no weights were given.
             StorageFull, LocalFault: the disk; the old version keeps serving.
             MalformedMessage: the weights are no valid file of their kind.
 
@@ -111,9 +111,10 @@ class Publisher:
             self._store.save_head(existing)
             return existing
         head = self._heal_head()
-        expected = 0 if head is None else head.message.policy_version + 1
-        if version != expected:
-            raise UsageError(f"version {version} cannot be published: the next one is {expected}")
+        # Numbers may be skipped (a lost checkpoint is issued again under a new number), never repeated or lowered.
+        lowest = 0 if head is None else head.message.policy_version + 1
+        if version < lowest:
+            raise UsageError(f"version {version} cannot be published: the next one is {lowest}")
         try:
             artifacts = self._pack(version, weights)
         except EchoError:

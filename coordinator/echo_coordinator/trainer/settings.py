@@ -17,7 +17,7 @@ _Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class ObjectiveSettings(_Settings):
@@ -96,7 +96,7 @@ class OptimizerSettings(_Settings):
     """Passes over each batch."""
     minibatches: Annotated[int, Field(ge=1, le=1024)] = 1
     """Optimizer steps in each pass."""
-    micro_batch_tokens: Annotated[int, Field(ge=1)] = 16_384
+    micro_batch_tokens: Annotated[int, Field(ge=1)] = 8192
     """Padded tokens in one forward pass; a single longer completion goes alone."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Completions in one forward pass, at most."""

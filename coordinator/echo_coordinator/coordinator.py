@@ -1,0 +1,239 @@
+"""The coordinator, wired. Everything here is an instance of a part that lives elsewhere.
+
+    scorers (children) ──prompts──► feed_prompts ──groups──► RunState ◄──leases, pushes──► nodes (WorkService)
+        ▲                                                      │  ▲
+        └────── completions ◄── score_completions ◄────────────┘  └── rewards
+                                                               │ batches
+    trainer (child) ◄──────────── TrainingLoop ◄───────────────┘
+        │ weights                      │ on_version
+        ▼                              ▼
+    Publishing ──► store ──► BlobServer ──► nodes      EvaluationLoop ──► greedy groups in RunState
+        └──► directory (head record, own peer record)
+
+Who waits for whom: nodes wait for work (long polls, 30 s at most), the training loop for a batch (looks every second),
+feeding for capacity, scoring for completions. What bounds each queue: groups by `Admission.capacity`, pushes by
+`pending_bytes`, calls in flight by `RpcServer`, completions to score by the groups they belong to.
+"""
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from echo_coordinator.config import RunSettings
+from echo_coordinator.control import control_server
+from echo_coordinator.evaluating import EvaluationLoop
+from echo_coordinator.feeding import feed_prompts, score_completions, tick
+from echo_coordinator.manifests import run_facts, write_run_manifest
+from echo_coordinator.publisher import Publisher
+from echo_coordinator.publishing import Publishing
+from echo_coordinator.reporting import Reporter
+from echo_coordinator.run_folder import RunFolder, write_atomic
+from echo_coordinator.runstate import RunState, open_run
+from echo_coordinator.scoring.pool import ScorerPool, open_pool
+from echo_coordinator.service import MAX_REQUEST_BYTES, Published, WorkService
+from echo_coordinator.trainer.settings import TrainerConfig, correction_warnings
+from echo_coordinator.training import Trained, TrainingLoop
+from echo_swarm.checkpoint.serve import BlobServer
+from echo_swarm.checkpoint.store import VersionStore
+from echo_swarm.clock import Clock, SystemClock
+from echo_swarm.directory.base import Directory
+from echo_swarm.errors import EchoError
+from echo_swarm.identity import Identity
+from echo_swarm.invite import Invite
+from echo_swarm.transport.base import Host
+from echo_swarm.transport.rpc import RpcServer
+from echo_swarm.work import WORK_PROTOCOL
+
+log = logging.getLogger(__name__)
+
+FAREWELL_BEATS = 4
+"""How long a finished run waits for its nodes to hear that they may leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinator:
+    """A running coordinator, as its command line and tests see it."""
+
+    folder: RunFolder
+    settings: RunSettings
+    state: RunState
+    training: TrainingLoop
+    evaluation: EvaluationLoop
+    reporter: Reporter
+    invite: Invite
+    ended: anyio.Event
+    """Set when the run has finished or was stopped; the block should then be left."""
+
+    def request_stop(self) -> None:
+        """End after the update under way; nodes are told to wait for the coordinator to come back."""
+        self.state.stop()
+        self.training.stop()
+
+    async def answer(self, op: str, _request: dict[str, Any]) -> dict[str, Any]:
+        """Handle a request of the control socket."""
+        if op == "status":
+            return {"status": self.reporter.status().model_dump(mode="json")}
+        if op == "invite":
+            if self.state.core.versions.published is None:
+                raise EchoError("version 0 is not published yet; try again in a moment")
+            return {"invite": str(self.invite)}
+        if op in ("pause", "resume"):
+            await self.state.set_paused(op == "pause")
+            return {}
+        if op == "stop":
+            self.request_stop()
+            await self.ended.wait()
+            return {"policy_version": self.state.core.versions.published}
+        raise EchoError(f"unknown request {op!r}")
+
+
+@asynccontextmanager
+async def run_coordinator(
+    folder: RunFolder,
+    settings: RunSettings,
+    identity: Identity,
+    host: Host,
+    directory: Directory,
+    clock: Clock | None = None,
+) -> AsyncGenerator[Coordinator]:
+    """Run a coordinator for the length of the block; see `Coordinator.ended`.
+
+    Raises:
+        EchoError: what made it impossible to go on (settings, disk, a trainer or scorer that fails again and again).
+
+    """
+    clock = clock or SystemClock()
+    facts = run_facts(folder, settings)
+    run_manifest = write_run_manifest(folder, settings, identity, clock)
+    store = VersionStore(folder.store, settings.run.id)
+    store.save_run(run_manifest)
+    pool_settings = settings.scoring_pool(folder)
+    async with (
+        open_run(folder.database, settings.work, facts, clock) as state,
+        open_pool(pool_settings, log_dir=folder.logs) as pool,
+        BlobServer(host, store, max_uploads=32) as blobs,
+    ):
+        publisher = Publisher(
+            identity=identity,
+            store=store,
+            clock=clock,
+            max_staleness=settings.work.max_staleness,
+            keep_versions=settings.keep_versions,
+            lifetime_s=settings.publish.valid_s,
+        )
+        publishing = Publishing(
+            state=state, publisher=publisher, identity=identity, clock=clock, precision=settings.publish.precision
+        )
+        coordinator = _assemble(folder, settings, identity, host, state, pool, publishing, blobs, clock)
+
+        def published() -> Published:
+            head = publishing.head
+            return Published(run_manifest=run_manifest, head_manifest=None if head is None else head.raw)
+
+        def status() -> dict[str, Any]:
+            return coordinator.reporter.status().model_dump(mode="python")
+
+        server = RpcServer(host, WORK_PROTOCOL, max_request_bytes=MAX_REQUEST_BYTES)
+        WorkService(state, published=published, status=status).register(server)
+        await coordinator.reporter.refresh()
+        async with server, anyio.create_task_group() as tasks, control_server(folder, coordinator.answer):
+            tasks.start_soon(tick, state)
+            tasks.start_soon(feed_prompts, state, pool, lambda: _groups_left(settings, state))
+            for _ in range(settings.scoring.processes):
+                tasks.start_soon(score_completions, state, pool)
+            tasks.start_soon(coordinator.evaluation.run)
+            tasks.start_soon(publishing.announce, host, directory, settings.run.id)
+            tasks.start_soon(_train, coordinator)
+            try:
+                yield coordinator
+            finally:
+                status_now = coordinator.reporter.status()
+                write_atomic(folder.last_status, status_now.model_dump_json(indent=2).encode())
+                tasks.cancel_scope.cancel()
+
+
+def _assemble(
+    folder: RunFolder,
+    settings: RunSettings,
+    identity: Identity,
+    host: Host,
+    state: RunState,
+    pool: ScorerPool,
+    publishing: Publishing,
+    blobs: BlobServer,
+    clock: Clock,
+) -> Coordinator:
+    evaluation = EvaluationLoop(state, pool, settings.evaluation)
+
+    async def on_version(trained: Trained) -> None:
+        evaluation.on_version(trained)
+        await reporter.refresh()
+
+    training = TrainingLoop(
+        folder=folder,
+        state=state,
+        publishing=publishing,
+        config=_trainer_config(folder, settings),
+        updates=settings.run.updates,
+        clock=clock,
+        on_version=on_version,
+    )
+    reporter = Reporter(
+        settings=settings, state=state, publishing=publishing, training=training, blobs=blobs, recent=[]
+    )
+    reporter.extra_warnings += correction_warnings(settings.objective, settings.work.max_staleness)
+    return Coordinator(
+        folder=folder,
+        settings=settings,
+        state=state,
+        training=training,
+        evaluation=evaluation,
+        reporter=reporter,
+        invite=_invite(settings, identity, host),
+        ended=anyio.Event(),
+    )
+
+
+async def _train(coordinator: Coordinator) -> None:
+    """Train to the end, evaluate the last version, let the nodes go."""
+    state = coordinator.state
+    await coordinator.training.run()
+    if coordinator.training.done:
+        with anyio.move_on_after(coordinator.settings.evaluation.max_wait_s + 5):
+            await coordinator.evaluation.wait_idle()
+        state.stop(finished=True)
+        with anyio.move_on_after(FAREWELL_BEATS * coordinator.settings.work.beat_s):
+            while state.core.roster.live():
+                await state.wait_changed(1.0)
+    coordinator.ended.set()
+
+
+def _groups_left(settings: RunSettings, state: RunState) -> int | None:
+    planned = settings.run.updates
+    if planned is None:
+        return None
+    return max(0, planned - state.updates.count) * settings.work.groups_per_update
+
+
+def _trainer_config(folder: RunFolder, settings: RunSettings) -> TrainerConfig:
+    return TrainerConfig(
+        model_folder=folder.model.absolute(),
+        checkpoint_folder=folder.checkpoints.absolute(),
+        temperature=settings.work.temperature,
+        objective=settings.objective,
+        optimizer=settings.optimizer,
+        publish_precision=settings.publish.precision,
+        keep_checkpoints=settings.publish.keep_checkpoints,
+    )
+
+
+def _invite(settings: RunSettings, identity: Identity, host: Host) -> Invite:
+    announced = [f"{address}/p2p/{identity.peer_id}" for address in settings.network.announce]
+    addresses = announced or list(host.addresses)
+    return Invite(
+        run=settings.run.id, key=identity.public_key, boot=tuple([*addresses, *settings.network.bootstrap][:16])
+    )

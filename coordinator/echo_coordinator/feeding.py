@@ -1,0 +1,84 @@
+"""Keeps the swarm supplied: prompts become groups as capacity allows, completions become rewards."""
+
+import logging
+from collections.abc import Callable
+
+import anyio
+
+from echo_coordinator.batch import Prompt, Score, ScoreItem
+from echo_coordinator.runstate import RunState
+from echo_coordinator.scoring.pool import ScoreRequest, ScorerPool
+from echo_swarm.errors import SettingsError
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 1.0
+PROMPTS_AT_ONCE = 256
+SCORES_AT_ONCE = 64
+EMPTY_TRIES = 16
+"""Stretches of the training set without one usable prompt after which the settings must be wrong."""
+
+
+async def feed_prompts(state: RunState, pool: ScorerPool, groups_left: Callable[[], int | None]) -> None:
+    """Add training groups whenever capacity allows, until cancelled.
+
+    Args:
+        state: the run.
+        pool: where prompts come from.
+        groups_left: groups that all remaining updates need together; None without an end. No more are started.
+
+    Raises:
+        SettingsError: the environment has no prompt that fits `max_prompt_tokens`.
+
+    """
+    start, empty = state.admission.next_prompt_index, 0
+    while True:
+        wanted = state.admission.wanted
+        left = groups_left()
+        if left is not None:
+            wanted = min(wanted, left - state.admission.in_flight)
+        if wanted <= 0:
+            await state.wait_changed(LOOK_AGAIN_S)
+            continue
+        count = min(wanted, PROMPTS_AT_ONCE)
+        start = max(start, state.admission.next_prompt_index)
+        found = await pool.prompts("train", start, count)
+        start += count
+        empty = 0 if found else empty + 1
+        if empty >= EMPTY_TRIES:
+            raise SettingsError("the environment gave no prompt that fits environment.max_prompt_tokens; raise it")
+        await state.admission.add([Prompt(index=prompt.index, prompt_ids=prompt.prompt_ids) for prompt in found])
+
+
+async def score_completions(state: RunState, pool: ScorerPool) -> None:
+    """Score accepted completions as they come, until cancelled. Run one task for each scorer process."""
+    while True:
+        items = await state.rewards.take(SCORES_AT_ONCE)
+        if not items:
+            await state.wait_changed(LOOK_AGAIN_S)
+            continue
+        try:
+            scores = await _score(pool, items)
+        except BaseException:
+            state.rewards.requeue(items)
+            raise
+        await state.rewards.record(scores)
+
+
+async def _score(pool: ScorerPool, items: list[ScoreItem]) -> list[Score]:
+    requests = [ScoreRequest(split=item.kind, index=item.prompt_index, token_ids=item.token_ids) for item in items]
+    scored = await pool.score(requests)
+    failures = [result.failure for result in scored if result.failure]
+    if failures:
+        log.warning("%d of %d completions could not be scored: %s", len(failures), len(items), failures[0])
+    return [
+        Score(group_id=item.group_id, member=item.member, reward=result.reward)
+        for item, result in zip(items, scored, strict=True)
+    ]
+
+
+async def tick(state: RunState) -> None:
+    """Let leases and silent peers expire, until cancelled."""
+    while True:
+        await anyio.sleep(1.0)
+        await state.core.tick()

@@ -1,0 +1,87 @@
+"""From a trained checkpoint to a version that nodes can fetch: publish, note in the database, announce."""
+
+from pathlib import Path
+
+import anyio
+
+from echo_coordinator.publisher import Published, Publisher, WeightsFile, head_record
+from echo_coordinator.runstate import RunState
+from echo_swarm.clock import Clock
+from echo_swarm.directory.announce import keep_announced
+from echo_swarm.directory.base import Directory, head_topic, peers_topic
+from echo_swarm.envelope import seal
+from echo_swarm.identity import Identity
+from echo_swarm.manifest import ArtifactKind
+from echo_swarm.records import PeerRecord
+from echo_swarm.transport.base import Host
+from echo_swarm.work import Role
+
+ANNOUNCE_EVERY_S = 60.0
+
+
+class Publishing:
+    """The newest version, and telling everybody about it."""
+
+    def __init__(
+        self, *, state: RunState, publisher: Publisher, identity: Identity, clock: Clock, precision: str
+    ) -> None:
+        self._state = state
+        self._publisher = publisher
+        self._identity = identity
+        self._clock = clock
+        self._precision = precision
+        self._changed = anyio.Event()
+
+    @property
+    def head(self) -> Published | None:
+        """The newest published version."""
+        return self._publisher.head
+
+    async def publish(self, version: int, weights: Path) -> Published:
+        """Make a version fetchable. Made again with the same weights after a crash, it changes nothing."""
+        file = WeightsFile(path=weights, kind=ArtifactKind.SAFETENSORS, precision=self._precision)
+        # A version that is still being evaluated stays fetchable, however far behind it is.
+        in_use = self._state.evaluations.under_way()
+        published = await self._publisher.publish(version, [file], in_use=in_use)
+        digests = [artifact.digest for artifact in published.message.artifacts]
+        await self._state.updates.publish(version, digests)
+        event, self._changed = self._changed, anyio.Event()
+        event.set()
+        return published
+
+    async def announce(self, host: Host, directory: Directory, run_id: str) -> None:
+        """Keep the head record and our own peer record in the directory, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._announce_head, directory, run_id)
+            tasks.start_soon(self._announce_self, host, directory, run_id)
+
+    async def _announce_head(self, directory: Directory, run_id: str) -> None:
+        while self.head is None:
+            await self._changed.wait()
+
+        def record() -> bytes:
+            assert self.head is not None
+            return seal(self._identity, head_record(self.head, issued_at=self._clock.wall_s()))
+
+        await keep_announced(
+            directory, head_topic(run_id), record, every_s=ANNOUNCE_EVERY_S, changed=lambda: self._changed
+        )
+
+    async def _announce_self(self, host: Host, directory: Directory, run_id: str) -> None:
+        def record() -> bytes:
+            head = self.head
+            return seal(
+                self._identity,
+                PeerRecord(
+                    run_id=run_id,
+                    role=Role.COORDINATOR,
+                    addresses=host.addresses[:16],
+                    held_version=head.message.policy_version if head else None,
+                    artifact_digests=tuple(a.digest for a in head.message.artifacts) if head else (),
+                    issued_at=self._clock.wall_s(),
+                ),
+            )
+
+        await keep_announced(
+            directory, peers_topic(run_id), record, every_s=ANNOUNCE_EVERY_S, changed=lambda: self._changed
+        )

@@ -1,0 +1,112 @@
+"""Puts the run's status together from its parts."""
+
+from typing import Any, Literal, cast
+
+from echo_coordinator.batch import UpdateRecord
+from echo_coordinator.config import RunSettings
+from echo_coordinator.counters import DROPPED_GROUPS
+from echo_coordinator.publishing import Publishing
+from echo_coordinator.runstate import RunState
+from echo_coordinator.training import TrainingLoop
+from echo_swarm.checkpoint.serve import BlobServer
+from echo_swarm.status import EvaluationStatus, RunStatus, UpdateStatus
+
+RECENT_UPDATES = 60
+FORGET_AFTER_S = 3600.0
+"""Nodes silent for longer are left out of the list; their counts stay in the totals."""
+
+RunPhase = Literal["starting", "running", "paused", "stopping", "stopped", "finished"]
+
+
+class Reporter:
+    """Makes RunStatus on demand. Holds nothing but references and the recent updates."""
+
+    def __init__(
+        self,
+        *,
+        settings: RunSettings,
+        state: RunState,
+        publishing: Publishing,
+        training: TrainingLoop,
+        blobs: BlobServer,
+        recent: list[UpdateRecord],
+    ) -> None:
+        self._settings = settings
+        self._state = state
+        self._publishing = publishing
+        self._training = training
+        self._blobs = blobs
+        self._started = state.core.clock.monotonic_s()
+        self.recent = recent
+        """Newest last."""
+        self.extra_warnings: list[str] = []
+
+    async def refresh(self) -> None:
+        """Read the newest updates from the ledger."""
+        self.recent = list(reversed(await self._state.updates.ledger(RECENT_UPDATES)))
+
+    def status(self) -> RunStatus:
+        """Return the status of this moment."""
+        state, core = self._state, self._state.core
+        now, wall = core.clock.monotonic_s(), core.clock.wall_s()
+        head = self._publishing.head
+        nodes = state.node_statuses(forget_s=FORGET_AFTER_S)
+        return RunStatus(
+            run_id=core.facts.run_id,
+            name=self._settings.run.name,
+            mode=self._settings.work.mode,
+            max_staleness=self._settings.work.max_staleness,
+            state=self._phase(),
+            policy_version=core.versions.published,
+            version_age_s=None if head is None else max(0.0, wall - head.message.issued_at),
+            uptime_s=now - self._started,
+            updates=state.updates.count,
+            updates_planned=self._settings.run.updates,
+            model_parameters=self._training.parameters,
+            trainer=self._training.activity.report(now),
+            trainer_busy_share=self._training.activity.busy_share(now),
+            waiting_s={cause: round(seconds, 3) for cause, seconds in self._training.activity.waited_s.items()},
+            buffer=state.buffer_status(),
+            nodes=nodes,
+            accepted=state.accepted(),
+            rejected=state.rejected(),
+            dropped_groups=core.counters.of(DROPPED_GROUPS),
+            staleness=state.updates.lags(),
+            trajectories_per_s=core.accepted_rate.per_s(now),
+            tokens_per_s=core.token_rate.per_s(now),
+            recent_updates=[_update_status(record) for record in self.recent],
+            evaluations=[
+                EvaluationStatus(policy_version=e.version, accuracy=e.accuracy, prompts=e.scored)
+                for e in state.evaluations.recorded()
+                if e.accuracy is not None
+            ],
+            bytes_served_coordinator=self._blobs.bytes_served,
+            bytes_served_peers=sum(node.bytes_served for node in nodes),
+            warnings=[*state.warnings(), *self.extra_warnings],
+        )
+
+    def _phase(self) -> RunPhase:
+        core = self._state.core
+        if core.finished:
+            return "finished"
+        if core.stopping:
+            return "stopping"
+        if core.paused:
+            return "paused"
+        return "starting" if core.versions.published is None else "running"
+
+
+def _update_status(record: UpdateRecord) -> UpdateStatus:
+    metrics = cast("dict[str, Any]", record.metrics)
+    ratio: dict[str, Any] = metrics.get("ratio", {}).get("all", {})
+    return UpdateStatus(
+        policy_version=record.new_version,
+        reward_mean=metrics.get("reward", {}).get("mean"),
+        no_signal_share=metrics.get("groups", {}).get("no_signal_share"),
+        gradient_norm=metrics.get("gradient_norm"),
+        ratio_min=ratio.get("min"),
+        ratio_mean=ratio.get("mean"),
+        ratio_max=ratio.get("max"),
+        clipped_share=ratio.get("clipped_share"),
+        seconds=metrics.get("seconds"),
+    )

@@ -1,0 +1,210 @@
+"""The training loop: batch ─► trainer ─► ledger ─► publication ─► next batch.
+
+Order of an update, and what a crash after each step leaves:
+
+1. batch file written, groups marked as being trained    → the groups are ready again
+2. the trainer's checkpoint is durable; it names what it consumed → `reconcile` writes the ledger's line from it
+3. the ledger's line is committed                          → the version is published at the next start
+4. the version is published and noted                      → announced again
+
+So no completion is trained twice and none is lost, whichever process dies when.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from echo_coordinator.activity import TrainerActivity
+from echo_coordinator.batch import Batch, BatchGroup, WaitState
+from echo_coordinator.publishing import Publishing
+from echo_coordinator.run_folder import RunFolder, append_line
+from echo_coordinator.runstate import RunState
+from echo_coordinator.trainer import batch as batch_file
+from echo_coordinator.trainer.batch import Group, Member, TrainingBatch
+from echo_coordinator.trainer.client import Ready, TrainerClient, start_trainer
+from echo_coordinator.trainer.settings import TrainerConfig
+from echo_swarm.clock import Clock
+from echo_swarm.errors import BackendFailed
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 1.0
+"""Longest time between two looks at the buffer; changes wake the loop at once."""
+STEP_LIMIT_S = 6 * 3600.0
+"""An update that takes longer is a hang."""
+GIVE_UP_AFTER = 3
+"""Failures of the trainer in a row after which the run stops with its message."""
+RESTART_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A version that training has produced and published, for those who follow."""
+
+    policy_version: int
+    last: bool
+    """No further update will come."""
+
+
+class TrainingLoop:
+    """Consumes batches until the run has had its updates or is stopped."""
+
+    def __init__(
+        self,
+        *,
+        folder: RunFolder,
+        state: RunState,
+        publishing: Publishing,
+        config: TrainerConfig,
+        updates: int | None,
+        clock: Clock,
+        on_version: Callable[[Trained], Awaitable[None]],
+    ) -> None:
+        self.activity = TrainerActivity()
+        self.parameters = 0
+        self._folder = folder
+        self._state = state
+        self._publishing = publishing
+        self._config = config
+        self._planned = updates
+        self._clock = clock
+        self._on_version = on_version
+        self._stop = False
+
+    def stop(self) -> None:
+        """End after the update under way."""
+        self._stop = True
+        self._state.core.changed.notify()
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has had all its updates."""
+        return self._planned is not None and self._state.updates.count >= self._planned
+
+    @property
+    def _is_complete(self) -> bool:
+        versions = self._state.core.versions
+        return self.done and versions.published is not None and versions.lag == 0
+
+    async def run(self) -> None:
+        """Train until done or stopped.
+
+        Raises:
+            BackendFailed: the trainer failed several times in a row; with its own message.
+
+        """
+        failures = 0
+        while not (self._stop or self._is_complete):
+            before = self._state.updates.count
+            try:
+                await self._run_trainer()
+            except BackendFailed as e:
+                failures = 1 if self._state.updates.count > before else failures + 1
+                log.error("%s", e)
+                await self._state.core.record_event("trainer", str(e))
+                if failures >= GIVE_UP_AFTER:
+                    raise
+                self.activity.say("restarting", f"the trainer failed: {e}", self._now(), normal=False)
+                await anyio.sleep(RESTART_S * failures)
+        self.activity.stop(self._now())
+        self.activity.say("finished" if self.done else "stopped", "", self._now())
+
+    async def _run_trainer(self) -> None:
+        config = self._config.model_copy(update={"published_version": self._state.core.versions.trained})
+        self.activity.say("starting", "loading the model", self._now())
+        async with start_trainer(config, self._folder.root, self._folder.logs / "trainer.log") as trainer:
+            self.parameters = trainer.ready.parameters
+            for warning in trainer.ready.warnings:
+                log.warning("%s", warning)
+                await self._state.core.record_event("trainer", warning)
+            await self._reconcile(trainer.ready)
+            update = trainer.ready.update
+            while not (self._stop or self.done):
+                taken = await self._state.updates.take_batch()
+                if isinstance(taken, WaitState):
+                    self.activity.wait(taken, self._now())
+                    await self._state.wait_changed(LOOK_AGAIN_S)
+                    continue
+                update += 1
+                await self._update(trainer, taken, update)
+
+    async def _update(self, trainer: TrainerClient, batch: Batch, update: int) -> None:
+        new_version = batch.version + 1
+        detail = f"update {update}: {len(batch.groups)} groups for version {new_version}"
+        self.activity.work(self._now(), detail)
+        try:
+            path = self._folder.batches / "batch.msgpack"
+            await anyio.to_thread.run_sync(_write_batch, batch, update, path)
+            result = await trainer.train(path, timeout_s=STEP_LIMIT_S)
+            if result.policy_version != new_version:
+                raise BackendFailed(f"the trainer made version {result.policy_version}, expected {new_version}")
+            metrics = {**result.metrics, "waited_s": dict(self.activity.waited_s)}
+            await self._state.updates.commit(
+                batch, new_version=new_version, checkpoint=result.checkpoint, metrics=metrics
+            )
+        except BackendFailed:
+            self._state.updates.requeue(batch)
+            raise
+        await anyio.to_thread.run_sync(append_line, self._folder.metrics, metrics)
+        await self._publish(new_version, result.weights_path)
+
+    async def _publish(self, version: int, weights: Path) -> None:
+        self.activity.publish(self._now(), f"version {version}")
+        await self._publishing.publish(version, weights)
+        await self._on_version(Trained(policy_version=version, last=self.done))
+
+    async def _reconcile(self, ready: Ready) -> None:
+        """Bring ledger and publication to where the trainer's newest checkpoint stands."""
+        versions = self._state.core.versions
+        if ready.policy_version > versions.trained:
+            # Its update was durable when we died, the ledger's line was not.
+            batch = await self._state.updates.batch_of(ready.consumed_groups)
+            await self._state.updates.commit(
+                batch, new_version=ready.policy_version, checkpoint=ready.checkpoint, metrics={"recovered": True}
+            )
+            text = f"update {self._state.updates.count} was finished after a crash from checkpoint {ready.checkpoint}"
+            await self._state.core.record_event("recovered", text)
+        if versions.published is None or self._state.core.versions.lag:
+            await self._publish(ready.policy_version, ready.weights_path)
+        else:
+            await self._on_version(Trained(policy_version=ready.policy_version, last=self.done))
+
+    def _now(self) -> float:
+        return self._clock.monotonic_s()
+
+
+def _write_batch(batch: Batch, update: int, path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    groups = tuple(Group(group_id=group.group_id, members=_members(group)) for group in batch.groups)
+    batch_file.write(
+        TrainingBatch(
+            update=update,
+            policy_version=batch.version,
+            groups=groups,
+            data_position={"next_prompt_index": max(group.prompt_index for group in batch.groups) + 1},
+        ),
+        path,
+    )
+
+
+def _members(group: BatchGroup) -> tuple[Member, ...]:
+    return tuple(
+        Member(
+            prompt_ids=group.prompt_ids,
+            token_ids=member.token_ids,
+            logprobs=member.logprobs,
+            reward=member.reward,
+            trained=not member.aged,
+            oldest_version=member.oldest_version,
+            newest_version=member.newest_version,
+            backend=member.backend,
+            precision=member.precision,
+            peer_id=member.peer,
+            finish_reason="stop" if member.finish_reason == "stop" else "length",
+        )
+        for member in group.members
+    )
