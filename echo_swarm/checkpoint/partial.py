@@ -45,6 +45,7 @@ class PartialArtifact:
         self.have = PieceMap(artifact.piece_count)
         self._lock = threading.Lock()
         self._closed = False
+        self._full: str | None = None
         with explained(self.part_path):
             self._file: BinaryIO = self.part_path.open("r+b" if self.part_path.exists() else "w+b", buffering=0)
             try:
@@ -76,14 +77,11 @@ class PartialArtifact:
         if sha256(data) != self.artifact.piece_digest(index):
             raise WrongPiece(f"piece {index} has another digest than the manifest lists")
         try:
-            with self._lock, explained(self.part_path):
+            with self._lock:
                 self._check_open()
                 if index in self.have:
                     return False
-                self._file.seek(index * self.artifact.piece_bytes)
-                _write_all(self._file, data)
-                _write_all(self._journal, _INDEX.pack(index))
-                self.have.add(index)
+                self._write(index, data)
         except StorageFull:
             self.discard()
             raise
@@ -154,7 +152,21 @@ class PartialArtifact:
         self._journal = self._fresh_journal()
         return True
 
+    def _write(self, index: int, data: bytes) -> None:
+        try:
+            with explained(self.part_path):
+                self._file.seek(index * self.artifact.piece_bytes)
+                _write_all(self._file, data)
+                _write_all(self._journal, _INDEX.pack(index))
+        except StorageFull as e:
+            self._full = str(e)
+            raise
+        self.have.add(index)
+
     def _check_open(self) -> None:
+        if self._full is not None:
+            # Whichever of several writers is heard first, a person learns the cause.
+            raise StorageFull(self._full)
         if self._closed:
             raise LocalFault(f"the download of {self.path.name} was closed meanwhile")
 

@@ -163,7 +163,7 @@ def test_a_disk_that_fills_half_way_leaves_no_temporary_file_and_a_retry_works(r
         partial._file = full
         with pytest.raises(StorageFull, match="became full"):
             partial.write(1, pieces(data)[1])
-    with pytest.raises(LocalFault, match="closed"):
+    with pytest.raises(StorageFull, match="became full"):
         partial.write(2, pieces(data)[2])
     store.close_partial(partial)
     assert names(store.version_folder(1)) == ["manifest.bin"]

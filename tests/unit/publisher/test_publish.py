@@ -1,0 +1,185 @@
+"""Versions are published whole, once, and in order."""
+
+import json
+import os
+import struct
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from echo_coordinator.publisher import Publisher, VersionConflict, WeightsFile, head_record
+from echo_coordinator.publisher.pack import piece_bytes_for
+from echo_swarm.checkpoint.safetensors_file import check_layout
+from echo_swarm.checkpoint.store import VersionStore
+from echo_swarm.checkpoint.trust import TrustedHead
+from echo_swarm.clock import ManualClock
+from echo_swarm.errors import LocalFault, MalformedMessage, SettingsError, StorageFull, UsageError
+from echo_swarm.identity import Identity
+from echo_swarm.manifest import MAX_ARTIFACT_BYTES, ArtifactKind, sha256
+
+pytestmark = pytest.mark.anyio
+
+RUN_ID = "0123456789abcdef" * 2
+
+
+def weights_of(folder: Path, seed: int, *, size: int = 2_500_000) -> WeightsFile:
+    entry = {"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    header = json.dumps(entry).encode()
+    path = folder / f"weights{seed}.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + Random(seed).randbytes(size))
+    return WeightsFile(path=path, kind=ArtifactKind.SAFETENSORS, precision="float32")
+
+
+def publisher_of(folder: Path, *, identity=None, clock=None, max_staleness=1, keep_versions=2, **options) -> Publisher:
+    return Publisher(
+        identity=identity or Identity.from_seed(bytes(32)),
+        store=VersionStore(folder / "store", RUN_ID, **options),
+        clock=clock or ManualClock(),
+        max_staleness=max_staleness,
+        keep_versions=keep_versions,
+    )
+
+
+async def test_versions_form_a_chain_that_a_node_trusts(tmp_path):
+    publisher, identity = publisher_of(tmp_path), Identity.from_seed(bytes(32))
+    head = TrustedHead(run_id=RUN_ID, publisher_key=identity.public_key)
+    parent = None
+    for version in range(4):
+        weights = weights_of(tmp_path, version)
+        published = await publisher.publish(version, [weights])
+        manifest = head.update(published.raw, 0.0).message
+        (artifact,) = manifest.artifacts
+        data = weights.path.read_bytes()
+        assert manifest.parent_digest == parent
+        assert artifact.digest == sha256(data) and artifact.size_bytes == len(data)
+        assert [artifact.piece_digest(i) for i in range(artifact.piece_count)] == [
+            sha256(data[i : i + (1 << 20)]) for i in range(0, len(data), 1 << 20)
+        ]
+        path = publisher._store.artifact_path(version, ArtifactKind.SAFETENSORS)
+        assert path is not None and path.read_bytes() == data
+        check_layout(path, artifact.layout_digest)
+        record = head_record(published, issued_at=5.0)
+        assert (record.policy_version, record.manifest_digest) == (version, published.digest)
+        assert publisher.head is not None and publisher.head.digest == published.digest
+        parent = published.digest
+    assert publisher._store.versions() == [2, 3]
+
+
+async def test_a_version_in_use_outlives_retention(tmp_path):
+    publisher = publisher_of(tmp_path)
+    for version in range(4):
+        await publisher.publish(version, [weights_of(tmp_path, version)], in_use=[0])
+    assert publisher._store.versions() == [0, 2, 3]
+
+
+async def test_publishing_the_same_again_returns_the_same_envelope(tmp_path):
+    clock = ManualClock()
+    first = await publisher_of(tmp_path, clock=clock).publish(0, [weights_of(tmp_path, 0)])
+    clock.advance(100)
+    again = await publisher_of(tmp_path, clock=clock).publish(0, [weights_of(tmp_path, 0)])
+    assert again.raw == first.raw
+
+
+async def test_other_weights_under_a_published_version_are_refused(tmp_path):
+    publisher = publisher_of(tmp_path)
+    first = await publisher.publish(0, [weights_of(tmp_path, 0)])
+    with pytest.raises(VersionConflict, match="other weights"):
+        await publisher.publish(0, [weights_of(tmp_path, 1)])
+    assert publisher.head is not None and publisher.head.raw == first.raw
+
+
+async def test_a_version_number_can_be_skipped_but_never_lowered(tmp_path):
+    publisher = publisher_of(tmp_path)
+    first = await publisher.publish(0, [weights_of(tmp_path, 0)])
+    later = await publisher.publish(3, [weights_of(tmp_path, 3)])
+    assert later.message.parent_digest == first.digest
+    await publisher.publish(4, [weights_of(tmp_path, 4)])
+    for version in (0, 2):
+        with pytest.raises(UsageError, match="the next one is 5"):
+            await publisher.publish(version, [weights_of(tmp_path, 9)])
+
+
+@pytest.mark.parametrize("crash_at", range(1, 7))
+async def test_a_crash_at_any_durable_step_is_healed_by_publishing_again(tmp_path, monkeypatch, crash_at):
+    """Each rename is a step that a crash can follow or precede: the call ends there, a new process starts."""
+    await publisher_of(tmp_path).publish(0, [weights_of(tmp_path, 0)])
+    real, calls = os.replace, []
+
+    def replace(source, target):
+        calls.append(target)
+        if len(calls) == (crash_at + 1) // 2 and crash_at % 2:
+            raise KeyboardInterrupt
+        real(source, target)
+        if len(calls) == crash_at // 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(KeyboardInterrupt):
+            publisher_of(tmp_path).publish_blocking(1, [weights_of(tmp_path, 1)])
+    restarted = publisher_of(tmp_path)
+    seen = restarted.head
+    assert seen is not None and seen.message.policy_version in (0, 1)
+    published = await restarted.publish(1, [weights_of(tmp_path, 1)])
+    assert published.message.policy_version == 1
+    assert restarted._store.verify(1, ArtifactKind.SAFETENSORS) is not None
+    assert (await restarted.publish(2, [weights_of(tmp_path, 2)])).message.parent_digest == published.digest
+    assert not list((tmp_path / "store").rglob("*.tmp"))
+
+
+async def test_a_full_disk_leaves_the_old_version_and_no_temporary_file(tmp_path, monkeypatch):
+    room = [1 << 40]
+    publisher = publisher_of(tmp_path, free=lambda _: room[0])
+    await publisher.publish(0, [weights_of(tmp_path, 0)])
+    room[0] = 1_000_000
+    with pytest.raises(StorageFull, match=r"3\.55 MB.*1\.00 MB"):
+        await publisher.publish(1, [weights_of(tmp_path, 1)])
+    room[0] = 1 << 40
+    with monkeypatch.context() as patch:
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StorageFull, match="became full"):
+            await publisher.publish(1, [weights_of(tmp_path, 1)])
+    assert [path.name for path in publisher._store.folder.iterdir() if path.is_dir()] == ["v00000000"]
+    assert publisher.head is not None and publisher.head.message.policy_version == 0
+    await publisher.publish(1, [weights_of(tmp_path, 1)])
+
+
+async def test_weights_that_are_no_safetensors_missing_empty_or_given_twice_are_refused(tmp_path):
+    publisher = publisher_of(tmp_path)
+    good = weights_of(tmp_path, 0)
+    cut = tmp_path / "cut"
+    cut.write_bytes(good.path.read_bytes()[:-1])
+    empty = tmp_path / "empty"
+    empty.write_bytes(b"")
+    for path, error in ((cut, MalformedMessage), (empty, LocalFault), (tmp_path / "gone", LocalFault)):
+        with pytest.raises(error):
+            await publisher.publish(0, [WeightsFile(path=path, kind=ArtifactKind.SAFETENSORS, precision="float32")])
+    for weights in ([], [good, good]):
+        with pytest.raises(UsageError):
+            await publisher.publish(0, weights)
+    assert publisher.head is None
+    assert (await publisher.publish(0, [good])).message.policy_version == 0
+
+
+async def test_several_kinds_can_be_published_together(tmp_path):
+    publisher = publisher_of(tmp_path)
+    gguf = tmp_path / "x.gguf"
+    gguf.write_bytes(Random(1).randbytes(3_000_000))
+    weights = [weights_of(tmp_path, 0), WeightsFile(path=gguf, kind=ArtifactKind.GGUF, precision="q8_0")]
+    published = await publisher.publish(0, weights)
+    assert [artifact.kind.file_name for artifact in published.message.artifacts] == ["model.safetensors", "model.gguf"]
+
+
+def test_retention_below_staleness_is_refused_at_start(tmp_path):
+    with pytest.raises(SettingsError, match="at least 9"):
+        publisher_of(tmp_path, max_staleness=8, keep_versions=2)
+
+
+def test_pieces_are_one_to_four_mebibytes(tmp_path):
+    assert [piece_bytes_for(size) >> 20 for size in (1, 1 << 30, (1 << 30) + 1, 1 << 33, 1 << 36)] == [1, 1, 2, 2, 4]
+    assert piece_bytes_for(MAX_ARTIFACT_BYTES) == 4 << 20
