@@ -107,11 +107,15 @@ class PartialArtifact:
             self._check_open()
             if not self.have.complete:
                 return None
-            with explained(self.part_path):
-                os.fsync(self._file.fileno())
-                whole_fits = file_digest(self.part_path) == self.artifact.digest
-                if not whole_fits and self._lost_pieces():
-                    return None
+        # Without the lock: nothing is written any more, and others go on reading pieces meanwhile.
+        with explained(self.part_path):
+            with self.part_path.open("r+b", buffering=0) as file:
+                os.fsync(file.fileno())
+            whole_fits = file_digest(self.part_path) == self.artifact.digest
+        with self._lock, explained(self.part_path):
+            self._check_open()
+            if not whole_fits and self._lost_pieces():
+                return None
         try:
             self._check_content(whole_fits)
         except MalformedMessage:

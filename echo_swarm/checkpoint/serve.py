@@ -42,7 +42,7 @@ class BlobServer:
         store: what is served.
         max_uploads: pieces that are read from disk at a time.
         max_wait_s: how long a request waits for its turn before it is told `busy`.
-        max_pieces_per_peer: answers in memory for one peer that reads slowly.
+        max_pieces_per_peer: answers in memory for one peer that reads slowly; as many as it asks for at a time.
 
     """
 
@@ -53,7 +53,7 @@ class BlobServer:
         *,
         max_uploads: int = 8,
         max_wait_s: float = 10.0,
-        max_pieces_per_peer: int = 8,
+        max_pieces_per_peer: int = 4,
     ) -> None:
         self.bytes_served = 0
         """Pieces' bytes since the start, all peers."""
@@ -68,8 +68,8 @@ class BlobServer:
             max_request_bytes=MAX_REQUEST_BYTES,
             max_reply_bytes=MAX_REPLY_BYTES,
             max_in_flight_per_peer=max_pieces_per_peer,
-            max_streams_per_peer=4,
-            max_streams=1024,
+            max_streams_per_peer=2,
+            max_streams=256,
         )
         self._rpc.method("run", typed(RunRequest, self._run))
         self._rpc.method("manifest", typed(ManifestRequest, self._manifest))
