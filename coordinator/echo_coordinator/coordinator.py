@@ -33,7 +33,7 @@ from echo_coordinator.publishing import Publishing
 from echo_coordinator.reporting import Reporter
 from echo_coordinator.run_folder import RunFolder, write_atomic
 from echo_coordinator.runstate import RunState, open_run
-from echo_coordinator.scoring.pool import ScorerPool, open_pool
+from echo_coordinator.scoring.pool import PoolSettings, ScorerPool, open_pool
 from echo_coordinator.service import MAX_REQUEST_BYTES, Published, WorkService
 from echo_coordinator.trainer.settings import TrainerConfig, correction_warnings
 from echo_coordinator.training import Trained, TrainingLoop
@@ -111,10 +111,9 @@ async def run_coordinator(
     run_manifest = write_run_manifest(folder, settings, identity, clock)
     store = VersionStore(folder.store, settings.run.id)
     store.save_run(run_manifest)
-    pool_settings = settings.scoring_pool(folder)
     async with (
         open_run(folder.database, settings.work, facts, clock) as state,
-        open_pool(pool_settings, log_dir=folder.logs) as pool,
+        open_pool(_pool_settings(folder, settings), log_dir=folder.logs) as pool,
         BlobServer(host, store, max_uploads=32) as blobs,
     ):
         publisher = Publisher(
@@ -217,6 +216,17 @@ def _groups_left(settings: RunSettings, state: RunState) -> int | None:
     if planned is None:
         return None
     return max(0, planned - state.updates.count) * settings.work.groups_per_update
+
+
+def _pool_settings(folder: RunFolder, settings: RunSettings) -> PoolSettings:
+    return PoolSettings(
+        model_dir=folder.model,
+        environment=settings.environment.name,
+        environment_settings=settings.environment.settings,
+        max_prompt_tokens=settings.environment.max_prompt_tokens,
+        size=settings.scoring.processes,
+        deadline_s=settings.scoring.deadline_s,
+    )
 
 
 def _trainer_config(folder: RunFolder, settings: RunSettings) -> TrainerConfig:
