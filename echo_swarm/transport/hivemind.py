@@ -8,6 +8,7 @@ p2pd starts without bootstrap addresses and we dial them ourselves: so a dead bo
 and the two failures have different errors. hivemind is imported when a host is opened (1 to 5 s), never before.
 """
 
+import asyncio
 import logging
 import os
 import shutil
@@ -167,10 +168,13 @@ async def open_hivemind_host(
 
     Raises:
         LocalFault: hivemind is not installed.
+        UsageError: the event loop is not asyncio's.
         DaemonFailed: the helper did not start, or (after the block was cancelled) died.
         BootstrapFailed: it runs, but no bootstrap address answered.
 
     """
+    if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
+        raise UsageError("the hivemind host runs on asyncio only; on trio use the light host")
     module = _load_daemon_module()
     stopping = died = False
     async with module.private_folder(identity) as folder, background_tasks() as tasks:
@@ -192,13 +196,21 @@ async def open_hivemind_host(
                 if bootstrap:
                     await dial_any(host, bootstrap, timeout_s=dial_timeout_s)
                 yield host
+            except PeerUnreachable as e:
+                if daemon.ended.is_set():
+                    raise _death_of(daemon) from e
+                raise
             finally:
                 died = daemon.ended.is_set()
                 stopping = True
                 with anyio.CancelScope(shield=True):
                     await daemon.stop()
         if died:
-            raise DaemonFailed(f"the libp2p helper died while in use (it said: {daemon.last_words}); start again")
+            raise _death_of(daemon)
+
+
+def _death_of(daemon: "Daemon") -> DaemonFailed:
+    return DaemonFailed(f"the libp2p helper died while in use (it said: {daemon.last_words}); start again")
 
 
 def _load_daemon_module() -> ModuleType:
