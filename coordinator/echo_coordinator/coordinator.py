@@ -31,12 +31,13 @@ from echo_coordinator.manifests import run_facts, write_run_manifest
 from echo_coordinator.publisher import Publisher
 from echo_coordinator.publishing import Publishing
 from echo_coordinator.reporting import Reporter
-from echo_coordinator.run_folder import RunFolder, write_atomic
+from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.runstate import RunState, open_run
 from echo_coordinator.scoring.pool import PoolSettings, ScorerPool, open_pool
 from echo_coordinator.service import MAX_REQUEST_BYTES, Published, WorkService
 from echo_coordinator.trainer.settings import TrainerConfig, correction_warnings
 from echo_coordinator.training import Trained, TrainingLoop
+from echo_swarm.checkpoint.files import write_atomically
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.clock import Clock, SystemClock
@@ -151,7 +152,7 @@ async def run_coordinator(
                 yield coordinator
             finally:
                 status_now = coordinator.reporter.status()
-                write_atomic(folder.last_status, status_now.model_dump_json(indent=2).encode())
+                write_atomically(folder.last_status, status_now.model_dump_json(indent=2).encode())
                 tasks.cancel_scope.cancel()
 
 

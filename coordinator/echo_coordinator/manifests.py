@@ -3,7 +3,8 @@
 from echo_coordinator.config import RunSettings
 from echo_coordinator.model_folder import count_parameters, read_facts
 from echo_coordinator.run_core import RunFacts
-from echo_coordinator.run_folder import RunFolder, write_atomic
+from echo_coordinator.run_folder import RunFolder
+from echo_swarm.checkpoint.files import write_atomically
 from echo_swarm.clock import Clock
 from echo_swarm.envelope import seal, unseal
 from echo_swarm.errors import PeerFault, SettingsError
@@ -52,7 +53,7 @@ def write_run_manifest(folder: RunFolder, settings: RunSettings, identity: Ident
     if previous == manifest:
         return folder.run_manifest.read_bytes()
     envelope = seal(identity, manifest)
-    write_atomic(folder.run_manifest, envelope)
+    write_atomically(folder.run_manifest, envelope)
     return envelope
 
 

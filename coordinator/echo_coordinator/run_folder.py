@@ -15,13 +15,13 @@ RUN/control.json     how to reach the running coordinator (absent when it is not
 import contextlib
 import fcntl
 import json
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from echo_swarm.checkpoint.files import write_atomically
 from echo_swarm.errors import UsageError
 
 
@@ -109,19 +109,9 @@ class RunFolder:
             yield
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Replace `path` so that a crash leaves the old or the new content, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """`write_atomic` of a JSON object."""
-    write_atomic(path, json.dumps(value, indent=2, sort_keys=False).encode() + b"\n")
+    """Replace `path` with a JSON object, as a whole."""
+    write_atomically(path, json.dumps(value, indent=2).encode() + b"\n")
 
 
 def append_line(path: Path, value: dict[str, Any]) -> None:

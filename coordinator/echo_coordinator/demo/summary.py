@@ -20,11 +20,15 @@ Problem = str
 
 
 def node_counters(folder: Path) -> dict[str, dict[str, int]]:
-    """Return the verdicts each node counted for itself, by peer id and reason."""
+    """Return the verdicts each node counted for itself, by peer id and reason.
+
+    What a node decided by itself (`node_…`, such as over-stale work it did not push) never reached the coordinator.
+    """
     found: dict[str, dict[str, int]] = {}
-    for path in sorted(folder.glob("*/**/summary.json")):
+    for path in sorted(folder.glob("*/runs/*/status.json")):
         value: dict[str, Any] = json.loads(path.read_text())
-        found[str(value["peer_id"])] = {str(k): int(v) for k, v in value["verdicts"].items()}
+        rejected = {str(k): int(v) for k, v in value["rejected"].items() if not str(k).startswith("node_")}
+        found[str(value["peer_id"])] = {"accepted": int(value["accepted"]), **rejected}
     return found
 
 
