@@ -1,0 +1,99 @@
+"""What a node is told by the person who starts it, and where it keeps its things.
+
+    <state dir>/
+        identity.key          the node's key: back it up
+        identity.lock         held while a node with this key runs
+        runs/<run id>/
+            outbox.sqlite     finished work that waits for its verdicts, and the counters
+            run.bin head.bin v…/  the run, the highest version trusted, the versions held (see checkpoint.store)
+            status.json       what `echo-node status` reads
+            backend.log       what the sampling process wrote to stderr
+
+Settings come from flags alone; only the entry point looks at the environment, to find the state folder.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from echo_swarm.wire import Address
+from echo_swarm.work import Role
+
+BACKENDS = ("torch", "llama_cpp", "vllm", "scripted")
+"""Names that `--backend` accepts beside `auto`."""
+
+
+class NodeConfig(BaseModel):
+    """Settings of `echo-node join`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    state_dir: Path
+    role: Role = Role.INFERENCE
+    backend: str = "auto"
+    """`auto` lets the device probe choose."""
+    batch: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Completions run at once; None lets the device probe choose."""
+    listen: tuple[Address, ...] = ()
+    """Multiaddresses to listen on; empty: any free port."""
+    outbound_only: bool = False
+    """Accept no incoming connections and store no keys for others."""
+    max_outbox_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
+    max_store_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
+    """Room for model versions; None: what the disk has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePaths:
+    """Where one node keeps what belongs to one run."""
+
+    state_dir: Path
+    run_id: str
+
+    @property
+    def run_dir(self) -> Path:
+        """Everything of this run."""
+        return run_dirs(self.state_dir) / self.run_id
+
+    @property
+    def outbox(self) -> Path:
+        """Finished work and counters."""
+        return self.run_dir / "outbox.sqlite"
+
+    @property
+    def status(self) -> Path:
+        """What the node last said about itself."""
+        return self.run_dir / "status.json"
+
+    @property
+    def backend_log(self) -> Path:
+        """The sampling process' stderr."""
+        return self.run_dir / "backend.log"
+
+
+def run_dirs(state_dir: Path) -> Path:
+    """Return the folder that holds one folder a run."""
+    return state_dir / "runs"
+
+
+def identity_key(state_dir: Path) -> Path:
+    """Return where the node's key lies."""
+    return state_dir / "identity.key"
+
+
+def default_state_dir(environment: Mapping[str, str], *, platform: str = sys.platform) -> Path:
+    """Return the user's state folder for this program, outside any checkout or virtual environment.
+
+    `environment` is the caller's `os.environ`: XDG_STATE_HOME on Linux, LOCALAPPDATA on Windows.
+    """
+    if platform == "win32":
+        base = environment.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+    elif platform == "darwin":
+        base = str(Path.home() / "Library" / "Application Support")
+    else:
+        base = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "echo-swarm"

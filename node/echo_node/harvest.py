@@ -1,0 +1,94 @@
+"""From completions to signed submissions in the outbox.
+
+Trajectories are collected by their policy version, so that a submission goes stale as a whole; the worker decides
+when to flush. What is in memory here is lost by a crash: at most FLUSH_S worth of work.
+"""
+
+from collections.abc import Callable, Iterator
+
+from anyio import to_thread
+
+from echo_node.backends.base import Completion
+from echo_node.outbox import Outbox
+from echo_swarm.codec import pack_f32, pack_u32
+from echo_swarm.envelope import seal
+from echo_swarm.identity import Identity
+from echo_swarm.trajectory import BehaviourPolicy, Submission, Trajectory, prompt_digest
+from echo_swarm.work import BackendReport, Lease, LeaseMember
+
+MAX_PER_SUBMISSION = 32
+MAX_BYTES_PER_SUBMISSION = 4 << 20
+"""Half of what the protocol takes, so that names and framing always fit."""
+
+
+class Harvest:
+    """Finished trajectories on their way to the outbox."""
+
+    def __init__(self, *, identity: Identity, run_id: str, outbox: Outbox, stored: Callable[[], None]) -> None:
+        self._identity = identity
+        self._run_id = run_id
+        self._outbox = outbox
+        self._stored = stored
+        self._ripe: list[Trajectory] = []
+
+    def __len__(self) -> int:
+        return len(self._ripe)
+
+    def add(self, lease: Lease, member: LeaseMember, completion: Completion, report: BackendReport) -> None:
+        """Take a completion of a lease."""
+        self._ripe.append(
+            Trajectory(
+                lease_id=lease.lease_id,
+                group_id=lease.group_id,
+                member=member.member,
+                prompt_digest=prompt_digest(lease.prompt_ids),
+                policy=BehaviourPolicy(
+                    oldest_version=completion.oldest_version,
+                    newest_version=completion.newest_version,
+                    artifact_digest=completion.artifact_digest,
+                    backend=report.backend,
+                    build=report.build,
+                    precision=report.precision,
+                ),
+                temperature=lease.sampling.temperature,
+                seed=member.seed,
+                finish_reason=completion.finish_reason,
+                token_ids=pack_u32(completion.token_ids),
+                logprobs=pack_f32(completion.logprobs),
+            )
+        )
+
+    async def flush(self) -> None:
+        """Put all that is here into the outbox, durably. Raises StorageFull."""
+        ripe, self._ripe = self._ripe, []
+        if ripe:
+            await to_thread.run_sync(self._store, ripe)
+            self._stored()
+
+    def _store(self, ripe: list[Trajectory]) -> None:
+        for batch in batches(ripe):
+            self._outbox.put(
+                seal(self._identity, Submission(run_id=self._run_id, trajectories=tuple(batch))),
+                trajectories=len(batch),
+                tokens=sum(len(trajectory.token_ids) // 4 for trajectory in batch),
+                oldest_version=batch[0].policy.oldest_version,
+                lease_ids={trajectory.lease_id for trajectory in batch},
+            )
+
+
+def batches(trajectories: list[Trajectory]) -> Iterator[list[Trajectory]]:
+    """Split into submissions: one oldest version each, bounded in number and bytes, otherwise in order."""
+    by_version: dict[int, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        by_version.setdefault(trajectory.policy.oldest_version, []).append(trajectory)
+    for siblings in by_version.values():
+        batch: list[Trajectory] = []
+        size = 0
+        for trajectory in siblings:
+            added = len(trajectory.token_ids) + len(trajectory.logprobs)
+            if batch and (len(batch) == MAX_PER_SUBMISSION or size + added > MAX_BYTES_PER_SUBMISSION):
+                yield batch
+                batch, size = [], 0
+            batch.append(trajectory)
+            size += added
+        yield batch

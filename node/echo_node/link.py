@@ -1,0 +1,248 @@
+"""The node's one connection to its coordinator: dial, say hello, notice the loss, dial again.
+
+    run:  ──dial──► hello ──Welcome checked──► up ──a call fails──► down ──back-off──► dial …
+                                               │
+    worker · pusher · heartbeat ──call─────────┘      (they wait in `ready` while the link is down)
+
+Whoever calls and gets no answer takes the link down; the heartbeat makes sure that somebody does. Only three things
+end the node from here: the run is not there, the key is live elsewhere, or the coordinator never answered at all.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import anyio
+
+from echo_node.activity import Activity, Part
+from echo_node.backoff import Backoff
+from echo_node.peers import Peers
+from echo_swarm.checkpoint.trust import check_run_manifest
+from echo_swarm.clock import Clock
+from echo_swarm.errors import (
+    IdentityInUse,
+    PeerUnreachable,
+    RemoteError,
+    RunNotFound,
+)
+from echo_swarm.invite import Invite
+from echo_swarm.manifest import MANIFEST_LIMITS, RunManifest
+from echo_swarm.transport.base import Host
+from echo_swarm.transport.rpc import RpcClient, call_message
+from echo_swarm.wire import Message
+from echo_swarm.work import WORK_PROTOCOL, Hello, Welcome
+
+R = TypeVar("R", bound=Message)
+
+CALL_TIMEOUT_S = 20.0
+HELLO_TIMEOUT_S = 60.0
+"""A process that takes over from an earlier one of the same key is kept waiting for a beat or two."""
+MAX_REPLY_BYTES = 2 * MANIFEST_LIMITS.max_bytes + (1 << 20)
+"""A Welcome carries two manifests; no other reply comes near."""
+FIRST_CONTACT_S = 60.0
+"""A coordinator that never answered for this long ends the node with a message; one that did is waited for."""
+SKEW_WARNING_S = 3.0
+"""The directory refuses records beyond a few seconds."""
+
+STABLE_S = 10.0
+"""A connection that held for this long was a good one: the next loss starts with the shortest wait again."""
+
+UNKNOWN_RUN_CODE = "unknown_run"
+IN_USE_CODE = "identity_in_use"
+HELLO_FIRST_CODE = "hello_first"
+"""The coordinator was restarted, or counted us as gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """What a hello brought."""
+
+    run: RunManifest
+    run_envelope: bytes
+    head_manifest: bytes | None
+    """Envelope, not yet trusted."""
+    beat_s: float
+    skew_s: float
+    """Our clock minus the coordinator's."""
+
+
+class Link:
+    """The connection. One task runs `run`; any task calls."""
+
+    def __init__(
+        self,
+        *,
+        host: Host,
+        peers: Peers,
+        invite: Invite,
+        clock: Clock,
+        activity: Activity,
+        hello: Callable[[], Hello],
+        on_join: Callable[[Joined], Awaitable[None]],
+        first_contact_s: float = FIRST_CONTACT_S,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._host = host
+        self._peers = peers
+        self._invite = invite
+        self._clock = clock
+        self._activity = activity
+        self._hello = hello
+        self._on_join = on_join
+        self._first_contact_s = first_contact_s
+        self._backoff = backoff or Backoff(first_s=0.5, limit_s=15.0)
+        self._client: RpcClient | None = None
+        self._changed = anyio.Event()
+        self._loss = ""
+        self._bytes_before = (0, 0)
+        self.joins = 0
+        """How often a hello was answered."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether calls can be made now."""
+        return self._client is not None
+
+    @property
+    def bytes_in(self) -> int:
+        """Received from the coordinator over this protocol."""
+        return self._bytes_before[0] + (self._client.bytes_in if self._client else 0)
+
+    @property
+    def bytes_out(self) -> int:
+        """Sent to the coordinator over this protocol."""
+        return self._bytes_before[1] + (self._client.bytes_out if self._client else 0)
+
+    async def ready(self) -> None:
+        """Wait until the link is up. The caller's wait is told by the link itself."""
+        while self._client is None:
+            await self._changed.wait()
+
+    async def call(self, method: str, message: Message, reply: type[R], *, timeout_s: float = CALL_TIMEOUT_S) -> R:
+        """Call the coordinator.
+
+        Raises:
+            PeerUnreachable: the link is down, or went down because of this call.
+            RemoteError: the coordinator answered with an error.
+            MalformedMessage: the reply is none.
+
+        """
+        client = self._client
+        if client is None:
+            raise PeerUnreachable("not connected to the coordinator")
+        if not client.connected:
+            # The client would open a new stream by itself, perhaps to a coordinator that was restarted: hello first.
+            self._take_down(client, "the stream to the coordinator was lost")
+            raise PeerUnreachable("lost the stream to the coordinator")
+        try:
+            return await call_message(client, method, message, reply, timeout_s=timeout_s)
+        except PeerUnreachable as e:
+            self._take_down(client, str(e))
+            raise
+        except RemoteError as e:
+            if e.code == HELLO_FIRST_CODE:
+                self._take_down(client, str(e))
+                raise PeerUnreachable(f"the coordinator wants a new hello ({e})") from e
+            raise
+
+    async def run(self) -> None:
+        """Keep the link up for ever.
+
+        Raises:
+            RunNotFound: the coordinator does not serve this run.
+            IdentityInUse: another process with this key is live.
+            PeerUnreachable: no first answer within `first_contact_s`.
+            MalformedMessage, BadSignature, Untrusted: what it says about the run does not fit the invite.
+
+        """
+        started_s = self._clock.monotonic_s()
+        while True:
+            try:
+                await self._session()
+            except PeerUnreachable as e:
+                waited_s = self._clock.monotonic_s() - started_s
+                if not self.joins and waited_s >= self._first_contact_s:
+                    raise PeerUnreachable(
+                        f"the coordinator did not answer within {waited_s:.0f} s ({e}); "
+                        "check that the run is started and the invite is current"
+                    ) from e
+                self._activity.waits(Part.LINK, "the coordinator", str(e))
+            await anyio.sleep(self._backoff.next_s())
+            await self._dial()
+
+    async def _session(self) -> None:
+        """One connection from hello to loss. Raises PeerUnreachable at its end, and what `run` says."""
+        async with RpcClient(
+            self._host, self._invite.coordinator, WORK_PROTOCOL, max_reply_bytes=MAX_REPLY_BYTES
+        ) as client:
+            joined = await self._say_hello(client)
+            await self._on_join(joined)
+            self.joins += 1
+            self._client = client
+            self._signal()
+            up_since_s = self._clock.monotonic_s()
+            self._activity.done(Part.LINK, "connected to the coordinator again")
+            while self._client is client:
+                await self._changed.wait()
+            if self._clock.monotonic_s() - up_since_s >= STABLE_S:
+                self._backoff.reset()
+        raise PeerUnreachable(self._loss)
+
+    async def _say_hello(self, client: RpcClient) -> Joined:
+        hello = self._hello()
+        sent_s = self._clock.wall_s()
+        try:
+            welcome = await call_message(client, "hello", hello, Welcome, timeout_s=HELLO_TIMEOUT_S)
+        except RemoteError as e:
+            raise _refusal(e, self._invite.run) from e
+        signed = check_run_manifest(welcome.run_manifest, run_id=self._invite.run, publisher_key=self._invite.key)
+        skew_s = (sent_s + self._clock.wall_s()) / 2 - welcome.wall_s
+        if abs(skew_s) > SKEW_WARNING_S:
+            self._activity.say(
+                f"warning: this machine's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the "
+                "coordinator's; set it by NTP, or other peers will ignore what this node announces"
+            )
+        return Joined(
+            run=signed.message,
+            run_envelope=signed.raw,
+            head_manifest=welcome.head_manifest,
+            beat_s=welcome.beat_s,
+            skew_s=skew_s,
+        )
+
+    async def _dial(self) -> None:
+        """Try the coordinator's addresses: those of the invite, then what the directory has."""
+        invited = [a for a in self._invite.boot if a.endswith(f"/p2p/{self._invite.coordinator}")]
+        if not await self._dial_any(invited):
+            await self._dial_any(await self._peers.coordinator_addresses())
+
+    async def _dial_any(self, addresses: Sequence[str]) -> bool:
+        for address in addresses:
+            try:
+                if await self._host.connect(address, timeout_s=5) == self._invite.coordinator:
+                    return True
+            except PeerUnreachable:
+                continue
+        return False
+
+    def _take_down(self, client: RpcClient, reason: str) -> None:
+        if self._client is client:
+            self._bytes_before = (self.bytes_in, self.bytes_out)
+            self._client = None
+            self._loss = reason
+            self._signal()
+
+    def _signal(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+def _refusal(error: RemoteError, run_id: str) -> Exception:
+    if error.code == UNKNOWN_RUN_CODE:
+        return RunNotFound(f"the peer in the invite does not serve run {run_id} ({error}); ask for a new invite")
+    if error.code == IN_USE_CODE:
+        return IdentityInUse(
+            f"another process with this node's key is live ({error}); stop it, or start this node with its own "
+            "--state-dir"
+        )
+    return error

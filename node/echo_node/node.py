@@ -1,0 +1,288 @@
+"""The node's wiring: which part feeds which, who waits for whom, and what bounds each queue.
+
+                        coordinator                                            other nodes
+       hello ▲  beat ▲   lease ▲ │    push ▲  release ▲                      pieces ▲ │ pieces
+             │       │         │ ▼         │          │                             │ ▼
+           Link   Heartbeat   Worker ◄── Pusher ── Worker                   BlobServer · Fetcher
+             │       │         │ │         ▲                                        ▲ │
+             │       └─ heard ─┼─┼─────────┼──────────► PolicySync ◄─── VersionStore ┘ ▼
+             └─ joined ────────┼─┼─────────┼──────────►     │ changed          VersionStore
+                               │ ▼         │                ▼
+                         LeaseBook ──► Sampler ──► backend child
+                                          │ completions
+                                          ▼
+                                       Harvest ──► Outbox (disk)
+
+    who waits                  for                                 bounded by
+    ─────────────────────────  ──────────────────────────────────  ─────────────────────────────────────────────
+    everything that calls      Link.ready                          nothing: told to people, with back-off
+    Worker asking for leases   a loaded version, a free place      LeaseBook: batch + a quarter of it
+    Sampler                    leases, versions, places            unanswered requests: the backend's batch
+    Pusher                     the outbox; room at coordinator     Outbox: max_outbox_bytes, half of it stops asking
+    PolicySync                 hints, retries                      one download at a time
+    release of a lease         its finished members being pushed   10 s
+    leaving                    what runs, verdicts, the release    grace_s twice, then 2 s
+
+Three things end a node: the run is finished, somebody calls `stop`, or a part raises what cannot be repaired here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import anyio
+from anyio import to_thread
+
+from echo_node.activity import Activity
+from echo_node.backends.restart import RestartPolicy
+from echo_node.bare_errors import bare_errors
+from echo_node.config import NodeConfig, StatePaths, run_dirs
+from echo_node.harvest import Harvest
+from echo_node.heartbeat import Heartbeat
+from echo_node.lease_book import LeaseBook
+from echo_node.link import FIRST_CONTACT_S, Joined, Link
+from echo_node.outbox import Outbox
+from echo_node.peers import Peers
+from echo_node.policy_sync import PolicySync
+from echo_node.pusher import Pusher
+from echo_node.self_report import SelfReport
+from echo_node.status import LocalStatus, write_status
+from echo_node.worker import OpenBackend, Worker
+from echo_swarm.checkpoint.fetch import Fetcher
+from echo_swarm.checkpoint.serve import BlobServer
+from echo_swarm.checkpoint.store import VersionStore
+from echo_swarm.checkpoint.trust import TrustedHead
+from echo_swarm.clock import Clock
+from echo_swarm.directory.announce import keep_announced
+from echo_swarm.directory.base import Directory, peers_topic
+from echo_swarm.identity import Identity
+from echo_swarm.invite import Invite
+from echo_swarm.transport.base import Host
+
+ANNOUNCE_S = 30.0
+STATUS_S = 5.0
+"""Longest time between two status files."""
+
+
+class Outcome(StrEnum):
+    """Why a node ended well."""
+
+    FINISHED = "finished"
+    """The coordinator says that the run is over."""
+    STOPPED = "stopped"
+    """`stop` was called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeams:
+    """What a node stands on; each can be replaced by another implementation."""
+
+    host: Host
+    directory: Directory
+    identity: Identity
+    clock: Clock
+    open_backend: OpenBackend
+    emit: Callable[[str], None]
+    """Prints a line for people."""
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
+    first_contact_s: float = FIRST_CONTACT_S
+    """How long a coordinator that never answered is waited for."""
+
+
+class Node:
+    """One inference peer in one run."""
+
+    def __init__(self, config: NodeConfig, invite: Invite, seams: NodeSeams) -> None:
+        """Open the state on disk and connect the parts; nothing runs yet.
+
+        Raises:
+            UsageError: the state folder holds something that cannot be read.
+
+        """
+        self._config = config
+        self._invite = invite
+        self._seams = seams
+        self._paths = StatePaths(state_dir=config.state_dir, run_id=invite.run)
+        self._ending: Outcome | None = None
+        self._end = anyio.Event()
+        self._record_changed = anyio.Event()
+        self.activity = Activity(seams.clock, seams.emit)
+        self.store = VersionStore(run_dirs(config.state_dir), invite.run, quota_bytes=config.max_store_bytes)
+        self.outbox = Outbox(self._paths.outbox, max_bytes=config.max_outbox_bytes)
+        self.fetcher = Fetcher(seams.host, self.store, coordinator=invite.coordinator)
+        self.blobs = BlobServer(seams.host, self.store)
+        self._peers = Peers(
+            host=seams.host,
+            directory=seams.directory,
+            run_id=invite.run,
+            coordinator=invite.coordinator,
+            clock=seams.clock,
+        )
+        self.policies = self._make_policies()
+        self.link = self._make_link()
+        self.pusher = Pusher(
+            outbox=self.outbox,
+            link=self.link,
+            activity=self.activity,
+            heard=self.policies.heard,
+            lowest_version=self.policies.lowest_useful,
+        )
+        self.worker = self._make_worker()
+        self.report = SelfReport(
+            invite=invite,
+            role=config.role,
+            identity=seams.identity,
+            host=seams.host,
+            clock=seams.clock,
+            activity=self.activity,
+            policies=self.policies,
+            worker=self.worker,
+            outbox=self.outbox,
+            store=self.store,
+            fetcher=self.fetcher,
+            blobs=self.blobs,
+            link=self.link,
+        )
+        self.heartbeat = Heartbeat(
+            link=self.link,
+            clock=seams.clock,
+            activity=self.activity,
+            compose=self.report.beat,
+            heard=self.policies.heard,
+            renewed=self.worker.renewed,
+            run_finished=self._on_finished,
+        )
+
+    def _make_policies(self) -> PolicySync:
+        trusted = TrustedHead(
+            run_id=self._invite.run, publisher_key=self._invite.key, persisted=self.store.known_manifests()
+        )
+        for problem in trusted.damaged:
+            self.activity.say(f"warning: a manifest on disk is damaged and was skipped ({problem})")
+        return PolicySync(
+            host=self._seams.host,
+            directory=self._seams.directory,
+            invite=self._invite,
+            store=self.store,
+            fetcher=self.fetcher,
+            trusted=trusted,
+            peers=self._peers,
+            clock=self._seams.clock,
+            activity=self.activity,
+            changed=self._on_versions_changed,
+        )
+
+    def _make_link(self) -> Link:
+        return Link(
+            host=self._seams.host,
+            peers=self._peers,
+            invite=self._invite,
+            clock=self._seams.clock,
+            activity=self.activity,
+            hello=lambda: self.report.hello(),
+            on_join=self._on_join,
+            first_contact_s=self._seams.first_contact_s,
+        )
+
+    def _make_worker(self) -> Worker:
+        harvest = Harvest(
+            identity=self._seams.identity, run_id=self._invite.run, outbox=self.outbox, stored=self.pusher.wake
+        )
+        return Worker(
+            book=LeaseBook(),
+            link=self.link,
+            policies=self.policies,
+            harvest=harvest,
+            outbox=self.outbox,
+            pusher=self.pusher,
+            open_backend=self._seams.open_backend,
+            restarts=self._seams.restarts,
+            clock=self._seams.clock,
+            activity=self.activity,
+            heard=self.policies.heard,
+            run_finished=self._on_finished,
+        )
+
+    def stop(self) -> None:
+        """Leave in an orderly way: `run` ends within about twice its `grace_s`."""
+        self._finish(Outcome.STOPPED)
+
+    async def run(self, *, grace_s: float = 4.0) -> Outcome:
+        """Take part until the run is over or `stop` is called.
+
+        Args:
+            grace_s: when leaving, how long running completions may take, and then how long their verdicts may.
+
+        Raises:
+            RunNotFound, PeerUnreachable: see `Link.run`.
+            IdentityInUse: another process with this key is live.
+            BackendFailed: the backend cannot be kept alive; with its own last words.
+            StorageFull: finished work cannot be written.
+            PeerFault: what the coordinator says about the run does not fit the invite.
+
+        """
+        try:
+            with bare_errors():
+                async with self.blobs, anyio.create_task_group() as tasks:
+                    for part in (self.worker.run, self.policies.run, self._connect, self._announce, self._note_status):
+                        tasks.start_soon(part)
+                    await self._end.wait()
+                    self.activity.doing("leaving")
+                    await self.worker.wind_down(grace_s=grace_s)
+                    self.heartbeat.be_quiet()
+                    await self.worker.farewell()
+                    tasks.cancel_scope.cancel()
+        finally:
+            self.final_status = self.status(running=False)
+            write_status(self._paths.status, self.final_status)
+            self.outbox.close()
+        assert self._ending is not None
+        return self._ending
+
+    async def _connect(self) -> None:
+        # The hello tells what samples here. A backend that cannot be started ends the node by itself.
+        await self.worker.started.wait()
+        async with anyio.create_task_group() as tasks:
+            for part in (self.link.run, self.heartbeat.run, self.pusher.run):
+                tasks.start_soon(part)
+
+    async def _on_join(self, joined: Joined) -> None:
+        if not self.link.joins:
+            self.activity.say(f"joined {joined.run.name} ({joined.run.mode}, {joined.run.environment})")
+        self.heartbeat.beat_s = joined.beat_s
+        await self.policies.joined(joined.run, joined.run_envelope, joined.head_manifest)
+
+    def _on_versions_changed(self) -> None:
+        self.worker.wake()
+        self._record_changed.set()
+
+    def _on_finished(self) -> None:
+        self._finish(Outcome.FINISHED)
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._ending = self._ending or outcome
+        self._end.set()
+
+    async def _announce(self) -> None:
+        await keep_announced(
+            self._seams.directory,
+            peers_topic(self._invite.run),
+            self.report.peer_record,
+            every_s=ANNOUNCE_S,
+            changed=self._next_record_change,
+        )
+
+    def _next_record_change(self) -> anyio.Event:
+        if self._record_changed.is_set():
+            self._record_changed = anyio.Event()
+        return self._record_changed
+
+    async def _note_status(self) -> None:
+        while True:
+            await to_thread.run_sync(write_status, self._paths.status, self.status())
+            await anyio.sleep(min(self.heartbeat.beat_s, STATUS_S))
+
+    def status(self, *, running: bool = True) -> LocalStatus:
+        """Return what the node says about itself now."""
+        ending = "" if running else f"left ({self._ending or 'it failed'})"
+        return self.report.status(beat_s=self.heartbeat.beat_s, ending=ending)

@@ -1,0 +1,92 @@
+"""Whom a node can ask for versions besides the coordinator: what the directory says, dialled on first use."""
+
+from collections.abc import Sequence
+from random import Random
+
+from echo_swarm.clock import Clock
+from echo_swarm.directory.base import Directory, peers_topic
+from echo_swarm.directory.reading import newest_peers
+from echo_swarm.errors import PeerUnreachable
+from echo_swarm.identity import PeerId
+from echo_swarm.records import PeerRecord
+from echo_swarm.transport.base import Host
+
+MAX_PROVIDERS = 16
+"""A random choice of these many; the next fetch chooses anew."""
+DIAL_TIMEOUT_S = 3.0
+REDIAL_S = 60.0
+"""A peer that could not be dialled is left alone for this long."""
+FRESH_S = 2.0
+"""How long what the directory said is used again: a download asks every half second."""
+
+
+class Peers:
+    """The other peers of the run."""
+
+    def __init__(
+        self,
+        *,
+        host: Host,
+        directory: Directory,
+        run_id: str,
+        coordinator: PeerId,
+        clock: Clock,
+        random_source: Random | None = None,
+    ) -> None:
+        self._host = host
+        self._directory = directory
+        self._run_id = run_id
+        self._coordinator = coordinator
+        self._clock = clock
+        self._random = random_source or Random()
+        self._dialled: dict[PeerId, tuple[bool, float]] = {}
+        self._found: dict[PeerId, PeerRecord] = {}
+        self._found_at_s = float("-inf")
+
+    async def providers(self, artifact_digest: bytes) -> Sequence[PeerId]:
+        """Return the coordinator and reachable peers that announced a whole artifact."""
+        return await self._reachable(
+            [peer for peer, record in (await self._records()).items() if artifact_digest in record.artifact_digests]
+        )
+
+    async def holders(self, version: int) -> Sequence[PeerId]:
+        """Return the coordinator and reachable peers that hold `version` or a newer one, for its manifest."""
+        return await self._reachable(
+            [peer for peer, record in (await self._records()).items() if (record.held_version or 0) >= version]
+        )
+
+    async def coordinator_addresses(self) -> tuple[str, ...]:
+        """Return where the coordinator says that it can be dialled now."""
+        record = (await self._records()).get(self._coordinator)
+        return record.addresses if record else ()
+
+    async def _records(self) -> dict[PeerId, PeerRecord]:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._found_at_s >= FRESH_S:
+            self._found = newest_peers(await self._directory.find(peers_topic(self._run_id)), run_id=self._run_id)
+            self._found_at_s = now_s
+        return self._found
+
+    async def _reachable(self, candidates: list[PeerId]) -> list[PeerId]:
+        others = [peer for peer in candidates if peer not in (self._coordinator, self._host.peer_id)]
+        self._random.shuffle(others)
+        chosen = [self._coordinator]
+        for peer in others[:MAX_PROVIDERS]:
+            if await self._dial(peer, self._found[peer].addresses):
+                chosen.append(peer)
+        return chosen
+
+    async def _dial(self, peer: PeerId, addresses: tuple[str, ...]) -> bool:
+        reached, at_s = self._dialled.get(peer, (False, float("-inf")))
+        if reached or self._clock.monotonic_s() - at_s < REDIAL_S:
+            return reached
+        reached = False
+        for address in addresses[:4]:
+            try:
+                reached = await self._host.connect(address, timeout_s=DIAL_TIMEOUT_S) == peer
+            except PeerUnreachable:
+                continue
+            if reached:
+                break
+        self._dialled[peer] = (reached, self._clock.monotonic_s())
+        return reached

@@ -1,0 +1,292 @@
+"""Keeps the newest model version on this machine, and others that leases ask for.
+
+    heard(version) ◄── replies to lease, push, beat · HeadRecord in the directory
+        │
+        ▼
+    manifest (coordinator or peers) ─► TrustedHead ─► saved ─► Fetcher (coordinator and peers) ─► layout ─► usable
+                                                                                                       │
+    Sampler ◄── changed, files(version) ───────────────────────────────────────────────────────────────┘
+
+Hints only say that there is something to look for; what counts is decided by `TrustedHead`. A download that has become
+worth nothing (its version over-stale before it was here) is given up for the newest one; equal pieces are kept.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+
+import anyio
+from anyio import to_thread
+
+from echo_node.activity import Activity, Part
+from echo_node.backends.base import PolicyFiles
+from echo_node.backoff import Backoff
+from echo_node.peers import Peers
+from echo_swarm.checkpoint.blob import ask_manifest
+from echo_swarm.checkpoint.fetch import Fetcher
+from echo_swarm.checkpoint.safetensors_file import check_layout
+from echo_swarm.checkpoint.store import VersionStore
+from echo_swarm.checkpoint.trust import TrustedHead, newest_head_record
+from echo_swarm.clock import Clock
+from echo_swarm.directory.base import Directory, head_topic
+from echo_swarm.envelope import Signed
+from echo_swarm.errors import EchoError, LocalFault, MalformedMessage, PeerFault, PeerUnreachable, Unavailable
+from echo_swarm.identity import PeerId
+from echo_swarm.invite import Invite
+from echo_swarm.manifest import Artifact, ArtifactKind, CheckpointManifest, RunManifest
+from echo_swarm.transport.base import Host
+
+LOOK_S = 20.0
+"""How often an idle node looks into the directory for a head that the coordinator did not tell it."""
+MANIFEST_TIMEOUT_S = 10.0
+
+
+class PolicySync:
+    """The versions of one node. One task runs `run`; the sampler reads and asks."""
+
+    def __init__(
+        self,
+        *,
+        host: Host,
+        directory: Directory,
+        invite: Invite,
+        store: VersionStore,
+        fetcher: Fetcher,
+        trusted: TrustedHead,
+        peers: Peers,
+        clock: Clock,
+        activity: Activity,
+        changed: Callable[[], None],
+        kind: ArtifactKind = ArtifactKind.SAFETENSORS,
+        backoff: Callable[[], Backoff] = lambda: Backoff(first_s=0.5, limit_s=30.0),
+    ) -> None:
+        self._host = host
+        self._directory = directory
+        self._invite = invite
+        self._store = store
+        self._fetcher = fetcher
+        self._trusted = trusted
+        self._peers = peers
+        self._clock = clock
+        self._activity = activity
+        self._changed = changed
+        self._kind = kind
+        self._backoff = backoff
+        self._run: RunManifest | None = None
+        self._hint: int | None = None
+        self._files: dict[int, PolicyFiles] = {}
+        self._refused: dict[int, str] = {}
+        self._wanted: set[int] = set()
+        self._in_use: frozenset[int] = frozenset()
+        self._retries: dict[int, tuple[Backoff, float]] = {}
+        self._wake = anyio.Event()
+        self._fetching: int | None = None
+        self._fetch_scope = anyio.CancelScope()
+
+    # What the sampler uses (see `sampler.Policies`).
+
+    @property
+    def usable(self) -> Collection[int]:
+        """Versions that could be loaded now."""
+        return self._files.keys()
+
+    @property
+    def newest(self) -> int | None:
+        """The newest of them."""
+        return max(self._files, default=None)
+
+    def files(self, version: int) -> PolicyFiles:
+        """Return a usable version's files."""
+        return self._files[version]
+
+    def want(self, versions: Collection[int]) -> None:
+        """Ask for versions that are not usable yet."""
+        wanted = {version for version in versions if version not in self._refused}
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._wake.set()
+
+    def refuse(self, version: int, reason: str) -> None:
+        """Note that the backend cannot use a version."""
+        self._refused[version] = reason
+        self._files.pop(version, None)
+        self._changed()
+
+    def set_in_use(self, versions: Collection[int]) -> None:
+        """Say which versions must not be deleted."""
+        self._in_use = frozenset(versions)
+
+    # What the rest of the node uses.
+
+    @property
+    def known_head(self) -> int | None:
+        """The newest version that we heard of or trust."""
+        return max((v for v in (self._hint, self._trusted.version) if v is not None), default=None)
+
+    @property
+    def run_manifest(self) -> RunManifest | None:
+        """What the run is; None before the first hello."""
+        return self._run
+
+    @property
+    def max_staleness(self) -> int:
+        """Of the run; 0 before it is known."""
+        return self._run.max_staleness if self._run else 0
+
+    def lowest_useful(self) -> int:
+        """Return the oldest version of which trajectories are not yet over-stale."""
+        return max(0, (self.known_head or 0) - self.max_staleness)
+
+    def heard(self, version: int | None) -> None:
+        """Take a hint that a version exists."""
+        if version is None or version <= (self.known_head if self.known_head is not None else -1):
+            return
+        self._hint = version
+        self._wake.set()
+        fetching = self._fetching
+        if fetching is not None and fetching not in self._wanted and version - fetching > self.max_staleness:
+            self._fetch_scope.cancel()
+
+    async def joined(self, run: RunManifest, run_envelope: bytes, head_manifest: bytes | None) -> None:
+        """Take what a hello brought: the checked run, and the head manifest, not yet checked."""
+        self._run = run
+        await to_thread.run_sync(self._store.save_run, run_envelope)
+        if head_manifest is not None:
+            try:
+                await self._trust(head_manifest)
+            except PeerFault as e:
+                self._activity.say(f"the coordinator's head is refused ({e}); staying with what is trusted")
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Follow the head for ever. No fault of peers or of the disk ends it: they are told and tried again."""
+        while True:
+            self._wake = anyio.Event()
+            version = self._next_target()
+            if version is None:
+                await self._idle()
+                continue
+            try:
+                await self._obtain(version)
+            except (PeerFault, Unavailable, LocalFault) as e:
+                self._failed(version, e)
+
+    def _next_target(self) -> int | None:
+        """Return what to get now: anything to sample with, then what leases wait for, then the newest."""
+        if self._run is None:
+            return None
+        head = self.known_head
+        wanted = sorted(version for version in self._wanted if version not in self._files)
+        order = [head, *wanted] if self.newest is None else [*wanted, head]
+        now_s = self._clock.monotonic_s()
+        for version in order:
+            if version is None or version in self._files or version in self._refused:
+                continue
+            if version in self._retries and now_s < self._retries[version][1]:
+                continue
+            if version == head and self.newest is not None and version <= self.newest:
+                continue
+            return version
+        return None
+
+    async def _idle(self) -> None:
+        """Wait until something is asked for, a retry is due, or it is time to look around."""
+        now_s = self._clock.monotonic_s()
+        due_s = [at_s - now_s for _, at_s in self._retries.values() if at_s > now_s]
+        pause_s = min([LOOK_S, *(max(0.05, s) for s in due_s)])
+        with anyio.move_on_after(pause_s):
+            await self._wake.wait()
+            return
+        record = newest_head_record(
+            await self._directory.find(head_topic(self._invite.run)),
+            run_id=self._invite.run,
+            publisher_key=self._invite.key,
+        )
+        if record is not None:
+            self.heard(record.message.policy_version)
+        if self._trusted.is_expired(self._clock.wall_s()):
+            self._activity.rejected("head", "the newest manifest has expired: the coordinator has gone quiet")
+
+    def _failed(self, version: int, error: EchoError) -> None:
+        backoff, _ = self._retries.get(version, (self._backoff(), 0.0))
+        self._retries[version] = (backoff, self._clock.monotonic_s() + backoff.next_s())
+        self._activity.waits(Part.POLICY, f"version {version} of the model", str(error))
+
+    async def _obtain(self, version: int) -> None:
+        signed = await self._manifest(version)
+        found = signed.message.policy_version
+        artifact = signed.message.artifact(self._kind)
+        if artifact is None:
+            raise MalformedMessage(f"version {found} has no {self._kind.value} artifact, which this backend needs")
+        self._fetching = found
+        try:
+            with anyio.CancelScope() as self._fetch_scope:
+                await self._fetch(signed, artifact)
+        finally:
+            self._fetching = None
+        self._retries.pop(version, None)
+        if found in self._files:
+            self._retries = {v: retry for v, retry in self._retries.items() if v > found}
+            self._wanted.discard(found)
+            self._activity.done(Part.POLICY)
+            self._changed()
+            await self._tidy()
+
+    async def _fetch(self, signed: Signed[CheckpointManifest], artifact: Artifact) -> None:
+        version = signed.message.policy_version
+
+        async def providers() -> Sequence[PeerId]:
+            return await self._peers.providers(artifact.digest)
+
+        def progress(done: int, total: int) -> None:
+            self._activity.progress(f"fetching version {version}: {done / total:.0%} of {total / 1e6:.1f} MB")
+
+        report = await self._fetcher.fetch(signed, artifact, providers, progress=progress)
+        for liar, what in report.liars.items():
+            self._activity.say(f"peer {liar} sent wrong bytes of version {version} ({what}); not asked again")
+        assert report.path is not None and self._run is not None
+        if artifact.kind is ArtifactKind.SAFETENSORS:
+            await to_thread.run_sync(check_layout, report.path, artifact.layout_digest)
+        self._files[version] = PolicyFiles(
+            policy_version=version,
+            artifact=report.path,
+            artifact_digest=artifact.digest,
+            model_config_json=self._run.model_config_json,
+            end_token_ids=self._run.end_token_ids,
+            vocabulary_size=self._run.vocabulary_size,
+            max_prompt_tokens=self._run.max_prompt_tokens,
+            max_completion_tokens=self._run.max_completion_tokens,
+        )
+
+    async def _manifest(self, version: int) -> Signed[CheckpointManifest]:
+        """Return a trusted manifest: of `version`, or of a newer head if that is what there is by now."""
+        head = self._trusted.head
+        if head is not None and head.message.policy_version == version:
+            return head
+        past = head is not None and version < head.message.policy_version
+        kept = self._store.manifest(version) if past else None
+        if kept is not None:
+            return self._trusted.check_past(kept.raw)
+        failures: list[str] = []
+        for peer in await self._peers.holders(version):
+            try:
+                raw = await ask_manifest(
+                    self._host, peer, self._invite.run, version if past else None, timeout_s=MANIFEST_TIMEOUT_S
+                )
+                signed = self._trusted.check_past(raw) if past else await self._trust(raw)
+                got = signed.message.policy_version
+                if got == version or (got > version and not past):
+                    return signed
+                failures.append(f"{peer}: has only version {got}")
+            except (PeerUnreachable, PeerFault) as e:
+                failures.append(f"{peer}: {e}")
+        raise Unavailable(f"nobody has the manifest of version {version} ({'; '.join(failures)})")
+
+    async def _trust(self, raw: bytes) -> Signed[CheckpointManifest]:
+        signed = self._trusted.update(raw, self._clock.wall_s())
+        await to_thread.run_sync(self._store.save_head, signed)
+        return signed
+
+    async def _tidy(self) -> None:
+        in_use = self._in_use | self._wanted
+        deleted = await to_thread.run_sync(self._store.retain, self.max_staleness + 1, in_use)
+        for version in deleted:
+            self._files.pop(version, None)

@@ -1,0 +1,163 @@
+"""Empties the outbox into the coordinator: one submission at a time, oldest first, until each has its verdicts."""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+
+import anyio
+from anyio import to_thread
+
+from echo_node.activity import Activity, Part
+from echo_node.backoff import Backoff
+from echo_node.link import Link
+from echo_node.outbox import Dropped, Entry, Outbox
+from echo_swarm.codec import unpack_u32
+from echo_swarm.envelope import unseal
+from echo_swarm.errors import MalformedMessage, PeerUnreachable, RemoteError
+from echo_swarm.trajectory import SUBMISSION_LIMITS, Reason, Submission, Verdict
+from echo_swarm.work import Push, PushReply
+
+PUSH_TIMEOUT_S = 60.0
+"""For up to 8 MiB over a slow uplink and the coordinator's disk."""
+IDLE_S = 30.0
+"""How often an idle pusher looks for over-stale work."""
+MAX_ODD_ANSWERS = 5
+"""Answers without usable verdicts after which a submission is given up, so that it does not block the rest."""
+
+
+class Pusher:
+    """The only reader of the outbox."""
+
+    def __init__(
+        self,
+        *,
+        outbox: Outbox,
+        link: Link,
+        activity: Activity,
+        heard: Callable[[int | None], None],
+        lowest_version: Callable[[], int],
+        backoff: Backoff | None = None,
+    ) -> None:
+        """Describe the pusher.
+
+        Args:
+            outbox: what to push.
+            link: where to.
+            activity: for what people see.
+            heard: told the head version in each answer.
+            lowest_version: the oldest policy version that is not yet over-stale.
+            backoff: after answers that make no sense.
+
+        """
+        self._outbox = outbox
+        self._link = link
+        self._activity = activity
+        self._heard = heard
+        self._lowest_version = lowest_version
+        self._backoff = backoff or Backoff(first_s=0.5, limit_s=15.0)
+        self._filled = anyio.Event()
+        self._emptied = anyio.Event()
+        self._settled = anyio.Event()
+        self._odd_answers = 0
+
+    def wake(self) -> None:
+        """Tell that something was put into the outbox."""
+        self._filled.set()
+
+    async def run(self) -> None:
+        """Push for ever. Raises StorageFull when the outbox cannot be written."""
+        while True:
+            self._filled = anyio.Event()
+            entry = await to_thread.run_sync(self._next)
+            if entry is None:
+                self._emptied.set()
+                self._emptied = anyio.Event()
+                with anyio.move_on_after(IDLE_S):
+                    await self._filled.wait()
+                continue
+            await self._link.ready()
+            pause_s = await self._push(entry)
+            if pause_s:
+                await anyio.sleep(pause_s)
+
+    async def empty(self) -> None:
+        """Wait until all that waits has its verdicts; the caller sets the deadline."""
+        while True:
+            emptied = self._emptied
+            if not await to_thread.run_sync(self._outbox.pending):
+                return
+            self.wake()
+            await emptied.wait()
+
+    async def pushed(self, lease_ids: Collection[bytes]) -> None:
+        """Wait until nothing of these leases is in the outbox; the caller sets the deadline."""
+        while True:
+            settled = self._settled
+            if (await to_thread.run_sync(self._outbox.lease_ids)).isdisjoint(lease_ids):
+                return
+            await settled.wait()
+
+    def _next(self) -> Entry | None:
+        self._outbox.drop_stale(self._lowest_version())
+        return self._outbox.oldest()
+
+    async def _push(self, entry: Entry) -> float:
+        """Push once. Returns how long to wait before the next push."""
+        first = await to_thread.run_sync(self._outbox.mark_sent, entry.id)
+        try:
+            reply = await self._link.call("push", Push(envelope=entry.envelope), PushReply, timeout_s=PUSH_TIMEOUT_S)
+        except PeerUnreachable:
+            return 0.0  # The link tells people, and `ready` waits.
+        except RemoteError as e:
+            return await self._refused(entry, e.code, str(e))
+        except MalformedMessage as e:
+            return await self._refused(entry, "", str(e))
+        self._heard(reply.head_version)
+        if not reply.verdicts and reply.retry_after_s > 0:
+            if first:
+                await to_thread.run_sync(self._outbox.unmark_sent, entry.id)
+            self._activity.waits(Part.PUSH, "room in the coordinator's buffer (normal while the trainer is slower)")
+            return reply.retry_after_s
+        if len(reply.verdicts) != entry.trajectories:
+            return await self._refused(entry, "", f"{len(reply.verdicts)} verdicts for {entry.trajectories}")
+        await self._settle(entry, reply.verdicts)
+        return 0.0
+
+    async def _settle(self, entry: Entry, verdicts: tuple[Verdict, ...]) -> None:
+        counts = Counter(verdict.reason.value for verdict in verdicts)
+        all_accepted = counts[Reason.ACCEPTED] == entry.trajectories
+        tokens = entry.tokens if all_accepted else _tokens_accepted(entry.envelope, verdicts)
+        await to_thread.run_sync(lambda: self._outbox.settle(entry.id, counts, tokens=tokens))
+        self._succeeded()
+        for verdict in verdicts:
+            if verdict.reason is not Reason.ACCEPTED:
+                self._activity.rejected(verdict.reason.value, verdict.detail)
+
+    async def _refused(self, entry: Entry, code: str, message: str) -> float:
+        """Deal with an answer that has no verdicts: final if its code is a verdict on the whole submission."""
+        self._odd_answers += code != "unavailable"  # The coordinator's own trouble: it will pass.
+        final = code in set(Reason)
+        if not final and self._odd_answers < MAX_ODD_ANSWERS:
+            self._activity.waits(Part.PUSH, "a usable answer to a push", message)
+            return self._backoff.next_s()
+        self._activity.say(f"the coordinator refused {entry.trajectories} trajectories: {message}")
+        # A submission refused as a whole is counted once by the coordinator, which cannot tell how many were inside.
+        counts = {code: 1} if final else {Dropped.UNANSWERED.value: entry.trajectories}
+        await to_thread.run_sync(lambda: self._outbox.settle(entry.id, counts))
+        self._succeeded()
+        return 0.0
+
+    def _succeeded(self) -> None:
+        self._settled.set()
+        self._settled = anyio.Event()
+        self._odd_answers = 0
+        self._backoff.reset()
+        self._activity.done(Part.PUSH)
+
+
+def _tokens_accepted(envelope: bytes, verdicts: tuple[Verdict, ...]) -> int:
+    submission = unseal(envelope, Submission, SUBMISSION_LIMITS).message
+    return sum(
+        len(unpack_u32(trajectory.token_ids))
+        for trajectory, verdict in zip(submission.trajectories, verdicts, strict=True)
+        if verdict.reason is Reason.ACCEPTED
+    )

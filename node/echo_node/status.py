@@ -1,0 +1,122 @@
+"""What a node writes down about itself at every beat, and how that is read again by `echo-node status`.
+
+One small file a run, replaced as a whole: no socket, so that nothing is left over when the node is killed. Whether it
+still runs follows from its age.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from echo_node.config import StatePaths, run_dirs
+from echo_node.outbox import Dropped
+from echo_swarm.checkpoint.files import read_file, write_atomically
+from echo_swarm.trajectory import Reason
+
+_LIMIT_BYTES = 1 << 20
+GONE_BEATS = 3
+"""A node silent for this many beats is shown as gone, as the coordinator does."""
+
+_OUTCOMES = frozenset({*Reason, *Dropped})
+
+
+class LocalStatus(BaseModel):
+    """One node in one run, in its own words. Readers ignore what they do not know."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    run_id: str
+    run_name: str = ""
+    peer_id: str
+    pid: int
+    written_at: float
+    """Seconds since 1970."""
+    started_at: float
+    beat_s: float
+    running: bool = True
+    """False in the last one, written when the node leaves."""
+    state: str
+    """What it does or waits for."""
+    backend: str = ""
+    build: str = ""
+    precision: str = ""
+    device: str = ""
+    batch: int = 0
+    head_version: int | None = None
+    held_version: int | None = None
+    loaded_version: int | None = None
+    tokens: int = 0
+    """Completion tokens made since the start."""
+    tokens_per_s: float = 0.0
+    pending: int = 0
+    """Trajectories that wait for their verdicts."""
+    accepted: int = 0
+    rejected: dict[str, int] = Field(default_factory=dict[str, int])
+    """Trajectories by reason, since the first join; `node_…` are the node's own decisions."""
+    tokens_accepted: int = 0
+    bytes_sent: int = 0
+    """To the coordinator."""
+    bytes_received: int = 0
+    """From the coordinator, model versions not counted."""
+    bytes_served: int = 0
+    """Pieces of model versions, to other nodes."""
+    bytes_fetched_coordinator: int = 0
+    bytes_fetched_peers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A status file as found."""
+
+    status: LocalStatus
+    age_s: float
+    live: bool
+
+
+def split_counters(counters: Mapping[str, int]) -> tuple[int, dict[str, int], int]:
+    """Return (accepted, rejected by reason, accepted tokens) from the outbox's counters."""
+    rejected = {name: n for name, n in counters.items() if name in _OUTCOMES and name != Reason.ACCEPTED and n}
+    return counters.get(Reason.ACCEPTED, 0), rejected, counters.get("tokens_accepted", 0)
+
+
+def write_status(path: Path, status: LocalStatus) -> None:
+    """Replace the status file."""
+    write_atomically(path, json.dumps(status.model_dump(mode="json")).encode())
+
+
+def read_statuses(state_dir: Path, *, now_s: float) -> list[Seen]:
+    """Return what the nodes of a state folder last said, the latest first. Damaged files are skipped."""
+    found: list[Seen] = []
+    folder = run_dirs(state_dir)
+    for run_dir in folder.iterdir() if folder.is_dir() else ():
+        raw = read_file(StatePaths(state_dir=state_dir, run_id=run_dir.name).status, _LIMIT_BYTES)
+        try:
+            status = LocalStatus.model_validate_json(raw or b"")
+        except ValidationError:
+            continue
+        age_s = max(0.0, now_s - status.written_at)
+        live = status.running and age_s <= GONE_BEATS * max(status.beat_s, 1.0)
+        found.append(Seen(status=status, age_s=age_s, live=live))
+    return sorted(found, key=lambda seen: seen.age_s)
+
+
+def summary_lines(status: LocalStatus) -> list[str]:
+    """Return what the machine did, for the end of a join."""
+    rejected = sum(status.rejected.values())
+    listed = ", ".join(f"{reason} {n}" for reason, n in sorted(status.rejected.items(), key=lambda item: -item[1]))
+    minutes = (status.written_at - status.started_at) / 60
+    return [
+        f"took part for {minutes:.1f} min: {status.tokens} tokens made",
+        f"trajectories since the first join: {status.accepted} accepted ({status.tokens_accepted} tokens), "
+        f"{rejected} not accepted{f' ({listed})' if listed else ''}, {status.pending} without a verdict",
+        f"traffic: {_mb(status.bytes_sent)} sent, {_mb(status.bytes_received)} received; model versions: "
+        f"{_mb(status.bytes_fetched_coordinator)} from the coordinator, {_mb(status.bytes_fetched_peers)} from peers, "
+        f"{_mb(status.bytes_served)} served to peers",
+    ]
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"

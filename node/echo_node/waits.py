@@ -1,0 +1,18 @@
+"""The coordinator's reasons for having no work, in words that tell whether that is normal."""
+
+from echo_swarm.work import WaitReason
+
+_WORDS = {
+    WaitReason.NONE: "work",
+    WaitReason.STALENESS_LIMIT: "the trainer (the staleness limit is reached; this is normal)",
+    WaitReason.PAUSED: "the run to be resumed (its owner paused it)",
+    WaitReason.STARTING: "the run to start (its first version is being prepared)",
+    WaitReason.STOPPING: "the coordinator to come back (it is shutting down)",
+    WaitReason.QUOTA: "earlier work to be judged (quota; it grows with accepted work)",
+    WaitReason.FINISHED: "the end (the run is finished)",
+}
+
+
+def describe_wait(reason: WaitReason) -> str:
+    """Return what a node without work waits for."""
+    return _WORDS[reason]
