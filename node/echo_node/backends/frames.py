@@ -16,7 +16,7 @@ from echo_node.backends.conductor import Event, LoadResult
 from echo_swarm.codec import pack_f32, pack_u32, unpack_f32, unpack_u32
 from echo_swarm.trajectory import FinishReason
 
-BEAT_S = 2.0
+BEAT_S = 1.0
 """A child's main loop writes at least this often, unless one step takes longer."""
 
 

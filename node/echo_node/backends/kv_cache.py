@@ -39,7 +39,9 @@ class RowCache(Cache):
         self.lengths: list[int] = []
         self._kv: torch.Tensor | None = None
         self._positions: torch.Tensor | None = None
+        self._row_index: torch.Tensor | None = None
         self._rows: torch.Tensor | None = None
+        self._columns: torch.Tensor | None = None
         self._window = 0
 
     # What the model calls.
@@ -50,8 +52,8 @@ class RowCache(Cache):
         """Store one column a row ([rows, kv_heads, 1, head_dim]) and return all columns that any row can see."""
         assert self._kv is not None
         keys, values = self._kv[layer_idx, 0], self._kv[layer_idx, 1]
-        keys[self._rows, :, self._positions] = key_states[:, :, 0]
-        values[self._rows, :, self._positions] = value_states[:, :, 0]
+        keys[self._row_index, :, self._positions] = key_states[:, :, 0]
+        values[self._row_index, :, self._positions] = value_states[:, :, 0]
         rows = len(self.lengths)
         return keys[:rows, :, : self._window], values[:rows, :, : self._window]
 
@@ -70,11 +72,12 @@ class RowCache(Cache):
         """
         self._window = max(self.lengths) + 1
         self._reserve(len(self.lengths), self._window)
+        assert self._rows is not None and self._columns is not None
         self._positions = torch.tensor(self.lengths, device=device)
-        self._rows = torch.arange(len(self.lengths), device=device)
-        columns = torch.arange(self._window, device=device)
-        mask = columns <= self._positions.unsqueeze(1)
-        return self._positions.unsqueeze(1), mask[:, None, None, :]
+        self._row_index = self._rows[: len(self.lengths)]
+        positions = self._positions.unsqueeze(1)
+        mask = self._columns[: self._window] <= positions
+        return positions, mask[:, None, None, :]
 
     def end_step(self) -> None:
         """Count the column that the step wrote. Not called when the step failed: it can then be repeated."""
@@ -110,7 +113,7 @@ class RowCache(Cache):
     def clear(self) -> None:
         """Drop all rows and give the memory back."""
         self.lengths = []
-        self._kv = self._positions = self._rows = None
+        self._kv = self._positions = self._row_index = self._rows = self._columns = None
 
     def _like(self, kv: torch.Tensor) -> None:
         if self._kv is None:
@@ -131,6 +134,8 @@ class RowCache(Cache):
         grown = self._kv.new_zeros((layers, two, max(rows, had_rows), heads, max(columns, had_columns), dim))
         grown[:, :, :had_rows, :, :had_columns] = self._kv
         self._kv = grown
+        self._rows = torch.arange(grown.shape[2], device=grown.device)
+        self._columns = torch.arange(grown.shape[4], device=grown.device)
 
 
 def split_prompts(

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 
 import torch
 
+_BELOW_ONE = 1.0 - 2.0**-52
+"""A uniform next to 1, times the sum of all probabilities, could round up to the sum itself, beyond which is no id."""
+
 
 def draw(
     logits: torch.Tensor, temperatures: Sequence[float], uniforms: Sequence[float]
@@ -38,11 +41,9 @@ def draw(
         scaled = logits / torch.tensor([[t or 1.0] for t in temperatures], device=logits.device)
     logp = torch.log_softmax(scaled, dim=-1)
     cdf = logp.exp().cumsum(dim=-1, dtype=torch.float64)
-    total = cdf[:, -1:]
-    u = torch.tensor(uniforms, dtype=torch.float64, device=logits.device).unsqueeze(1)
-    # The product may round up to the total itself, beyond which there is no id.
-    target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
-    ids = torch.searchsorted(cdf, target, right=True).clamp_(max=logits.shape[-1] - 1)
+    u = torch.tensor([value * _BELOW_ONE for value in uniforms], dtype=torch.float64, device=logits.device)
+    # Clamped for rows of NaN only.
+    ids = torch.searchsorted(cdf, u.unsqueeze(1) * cdf[:, -1:], right=True).clamp_(max=logits.shape[-1] - 1)
     chosen = logp.gather(1, ids).squeeze(1)
     drawn, logprobs = ids.squeeze(1).tolist(), chosen.clamp_(max=0).tolist()
     if any(greedy):

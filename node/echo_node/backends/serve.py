@@ -13,6 +13,7 @@ import queue
 import sys
 import threading
 import time
+import traceback
 from typing import Any, BinaryIO
 
 from echo_node.backends.base import Engine
@@ -106,4 +107,11 @@ def _read(reader: BinaryIO, inbox: "queue.Queue[dict[str, Any] | None]") -> None
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except BaseException:  # noqa: BLE001 - the process ends here, whatever it was
+        # The last line of the log is what the parent reports. Then end at once: tearing a torch process down can take
+        # longer than the parent waits, and the kernel gives memory and devices back all the same.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

@@ -114,7 +114,7 @@ class TorchEngine:
             with torch.inference_mode():
                 logits = self._decode()
                 logits += [state.logits.unsqueeze(0) for state in self._seat()]
-                return self._advance(torch.cat(logits)) if logits else []
+                return self._advance(logits[0] if len(logits) == 1 else torch.cat(logits)) if logits else []
         except OutOfMemory as e:
             return self._shrink(e)
 

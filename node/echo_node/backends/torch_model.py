@@ -38,8 +38,7 @@ def build_model(policy: PolicyFiles, dtype: torch.dtype, device: torch.device) -
         raise
     except torch.OutOfMemoryError as e:
         raise LoadRefused(f"the model does not fit into memory: {_first_line(e)}") from e
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError) as e:
-        # Whatever transformers raises about a config that it does not understand.
+    except Exception as e:
         raise LoadRefused(f"cannot build the model from its config: {type(e).__name__}: {_first_line(e)}") from e
     return model.eval().requires_grad_(False)
 

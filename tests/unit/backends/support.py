@@ -1,6 +1,8 @@
 """A tiny random Qwen3 model on disk, and keyword builders, for all tests of backends."""
 
 import json
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -27,15 +29,19 @@ CONFIG = {
 }
 
 
-def reference_model(seed: int, **overrides: object) -> torch.nn.Module:
+@cache
+def _architecture() -> torch.nn.Module:
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIG), dtype=torch.float32).eval()
+
+
+def reference_model(seed: int) -> torch.nn.Module:
     """The model as transformers itself builds it; its logits are spread out, so that mistakes show."""
-    torch.manual_seed(seed)
-    config = AutoConfig.for_model(**{**CONFIG, **overrides})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = deepcopy(_architecture())
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
-                parameter.normal_(0, 0.3)
+                parameter.normal_(0, 0.3, generator=generator)
     return model
 
 

@@ -1,0 +1,167 @@
+"""Backend children that crash, hang, lose their parent, or never start."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import psutil
+import pytest
+
+from echo_node.backends.base import MAX_OUTSTANDING, Completion
+from echo_node.backends.child import Patience, start_backend
+from echo_node.backends.options import ScriptedOptions, TorchOptions
+from echo_swarm.errors import BackendFailed, UsageError
+from tests.unit.backends.support import request, write_policy
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = ScriptedOptions(batch=4, mean_s=3000.0, sigma=0.0)
+
+
+@pytest.fixture
+def log_path(tmp_path: Path) -> Path:
+    return tmp_path / "logs" / "backend.log"
+
+
+async def gone(pid: int) -> None:
+    """Wait until no process `pid` runs; a zombie that nobody reaps counts as gone."""
+    for _ in range(600):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return
+        await anyio.sleep(0.05)
+    pytest.fail(f"process {pid} is still there")
+
+
+async def test_a_killed_child_fails_every_waiter_with_how_it_ended(tmp_path: Path, log_path: Path) -> None:
+    failures: list[str] = []
+
+    async def wait_for_outcome() -> None:
+        with pytest.raises(BackendFailed) as caught:
+            await backend.next_outcome()
+        failures.append(str(caught.value))
+
+    with anyio.fail_after(60):
+        async with start_backend(ENDLESS, log_path=log_path) as backend:
+            policy = write_policy(tmp_path)
+            await backend.load(policy)
+            await backend.submit([request(0)])
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait_for_outcome)
+                await anyio.wait_all_tasks_blocked()
+                os.kill(backend.pid, signal.SIGKILL)
+                with pytest.raises(BackendFailed, match="SIGKILL"):
+                    # Behind a request that never ends, so that only the crash answers it.
+                    await backend.load(policy)
+            with pytest.raises(BackendFailed, match="SIGKILL"):
+                await backend.submit([request(1)])
+    assert len(failures) == 1 and "scripted backend ended with signal SIGKILL" in failures[0]
+
+
+async def test_what_finished_before_a_crash_is_still_delivered(tmp_path: Path, log_path: Path) -> None:
+    with anyio.fail_after(60):
+        async with start_backend(ScriptedOptions(), log_path=log_path) as backend:
+            await backend.load(write_policy(tmp_path))
+            await backend.submit([request(i) for i in range(5)])
+            while backend.outstanding:
+                await anyio.lowlevel.checkpoint()
+            os.kill(backend.pid, signal.SIGKILL)
+            done = [await backend.next_outcome() for _ in range(5)]
+            assert all(isinstance(outcome, Completion) for outcome in done)
+            with pytest.raises(BackendFailed):
+                await backend.next_outcome()
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_a_child_that_hangs_is_told_from_one_that_is_slow(tmp_path: Path, log_path: Path) -> None:
+    patience = Patience(silent_s=4.0)
+    with anyio.fail_after(60):
+        async with start_backend(ENDLESS, log_path=log_path, patience=patience) as backend:
+            await backend.load(write_policy(tmp_path))
+            await backend.submit([request(0)])
+            with anyio.move_on_after(5.0) as slow:
+                await backend.next_outcome()
+            assert slow.cancelled_caught
+            os.kill(backend.pid, signal.SIGSTOP)
+            with pytest.raises(BackendFailed, match="hangs: silent for 4 s"):
+                await backend.next_outcome()
+            pid = backend.pid
+    await gone(pid)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_child_that_cannot_start_says_why_in_its_own_words(log_path: Path) -> None:
+    with anyio.fail_after(60):
+        with pytest.raises(BackendFailed, match=r"torch backend ended with exit code 1: .*(CUDA|device)"):
+            async with start_backend(TorchOptions(device="cuda:63"), log_path=log_path) as backend:
+                await backend.next_outcome()
+
+
+async def test_a_child_ends_with_the_block_though_its_work_never_would(tmp_path: Path, log_path: Path) -> None:
+    with anyio.fail_after(60):
+        async with start_backend(ENDLESS, log_path=log_path) as backend:
+            await backend.load(write_policy(tmp_path))
+            await backend.submit([request(i) for i in range(40)])
+            pid = backend.pid
+    await gone(pid)
+    with pytest.raises(BackendFailed, match="has been stopped"):
+        await backend.submit([request(100)])
+
+
+async def test_what_the_block_raises_comes_out_as_it_is(log_path: Path) -> None:
+    with pytest.raises(UsageError, match="my own"):
+        async with start_backend(ScriptedOptions(), log_path=log_path):
+            raise UsageError("my own")
+
+
+async def test_a_killed_parent_leaves_no_child(tmp_path: Path) -> None:
+    """Field case 52."""
+    code = f"""
+import anyio, sys
+from pathlib import Path
+from echo_node.backends.child import start_backend
+from echo_node.backends.options import ScriptedOptions
+async def main():
+    async with start_backend(ScriptedOptions(), log_path=Path({str(tmp_path / "log")!r})) as backend:
+        print(backend.pid, flush=True)
+        await anyio.sleep_forever()
+anyio.run(main)
+"""
+    async with await anyio.open_process([sys.executable, "-c", code], stderr=None) as parent:
+        assert parent.stdout is not None
+        pid = int(await parent.stdout.receive())
+        assert psutil.pid_exists(pid)
+        parent.kill()
+    await gone(pid)
+
+
+async def test_requests_need_ids_of_their_own_and_have_a_limit(tmp_path: Path, log_path: Path) -> None:
+    with anyio.fail_after(60):
+        async with start_backend(ENDLESS, log_path=log_path) as backend:
+            await backend.load(write_policy(tmp_path))
+            await backend.submit([request(0)])
+            with pytest.raises(UsageError, match="id of its own"):
+                await backend.submit([request(0)])
+            with pytest.raises(UsageError, match=f"more than {MAX_OUTSTANDING}"):
+                await backend.submit([request(i) for i in range(1, MAX_OUTSTANDING + 1)])
+            await backend.submit([request(1)])
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_twenty_swaps_leave_memory_where_it_was(tmp_path: Path, log_path: Path) -> None:
+    """Field case 53, for torch."""
+    policies = [write_policy(tmp_path / str(i), version=i, seed=i) for i in range(20)]
+    resident: list[int] = []
+    with anyio.fail_after(60):
+        async with start_backend(TorchOptions(batch=8, threads=1), log_path=log_path) as backend:
+            for policy in policies:
+                await backend.load(policy)
+                await backend.submit([request(i, max_tokens=4) for i in range(8)])
+                outcomes = [await backend.next_outcome() for _ in range(8)]
+                versions = {o.newest_version for o in outcomes if isinstance(o, Completion)}
+                assert versions == {policy.policy_version}
+                resident.append(psutil.Process(backend.pid).memory_info().rss)
+    print(f"resident MiB: {[size >> 20 for size in resident]}")
+    assert resident[-1] <= 1.1 * resident[1]

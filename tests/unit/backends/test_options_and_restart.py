@@ -1,0 +1,48 @@
+"""Option strings and the restart policy."""
+
+import pytest
+
+from echo_node.backends.options import ScriptedOptions, TorchOptions, parse_options, split_option
+from echo_node.backends.restart import RestartPolicy
+from echo_swarm.errors import UsageError
+
+
+def test_an_option_string_becomes_typed_settings() -> None:
+    name, values = split_option("scripted:mean_s=0.2,sigma=0.5,length=8,batch=16")
+    assert parse_options(name, values) == ScriptedOptions(mean_s=0.2, sigma=0.5, length=8, batch=16)
+    assert parse_options(*split_option("torch")) == TorchOptions()
+    assert parse_options(*split_option("torch:isolate=true,device=cuda:1")) == TorchOptions(
+        isolate=True, device="cuda:1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("jax", "unknown backend 'jax'; there are: auto, torch, scripted"),
+        ("torch:batch=0", "option 'batch': Input should be greater than or equal to 1"),
+        ("torch:bacth=1", r"option 'bacth': Extra inputs are not permitted \(options: batch, device"),
+        ("torch:batch", "write options as NAME:key=value"),
+        ("torch:batch=1,batch=2", "each key once"),
+        ("torch:precision=int3", "option 'precision'"),
+    ],
+)
+def test_a_wrong_option_says_what_to_write(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_options(*split_option(text))
+
+
+def test_delays_double_until_the_limit_of_failures() -> None:
+    policy = RestartPolicy(limit=5, first_delay_s=1.0)
+    assert [policy.failed(float(t)) for t in (0, 5, 10, 15, 20)] == [1.0, 2.0, 4.0, 8.0, None]
+    assert policy.recent_failures == 5
+
+
+def test_failures_outside_the_window_are_forgotten() -> None:
+    policy = RestartPolicy(limit=3, window_s=100.0, first_delay_s=1.0)
+    assert [policy.failed(float(t)) for t in (0, 60, 120, 300, 1000)] == [1.0, 2.0, 2.0, 1.0, 1.0]
+
+
+def test_delays_are_capped() -> None:
+    policy = RestartPolicy(limit=100, longest_delay_s=10.0)
+    assert max(delay for t in range(50) if (delay := policy.failed(float(t))) is not None) == 10.0
