@@ -16,9 +16,10 @@ feeding for capacity, scoring for completions. What bounds each queue: groups by
 """
 
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
@@ -26,21 +27,22 @@ import anyio
 from echo_coordinator.config import RunSettings
 from echo_coordinator.control import control_server
 from echo_coordinator.evaluating import EvaluationLoop
-from echo_coordinator.feeding import feed_prompts, score_completions, tick
+from echo_coordinator.feeding import Scorers, feed_prompts, score_completions, tick
 from echo_coordinator.manifests import run_facts, write_run_manifest
 from echo_coordinator.publisher import Publisher
 from echo_coordinator.publishing import Publishing
 from echo_coordinator.reporting import Reporter
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.runstate import RunState, open_run
-from echo_coordinator.scoring.pool import PoolSettings, ScorerPool, open_pool
+from echo_coordinator.scoring.pool import PoolSettings, open_pool
 from echo_coordinator.service import MAX_REQUEST_BYTES, Published, WorkService
+from echo_coordinator.trainer.client import start_trainer
 from echo_coordinator.trainer.settings import TrainerConfig, correction_warnings
-from echo_coordinator.training import Trained, TrainingLoop
+from echo_coordinator.training import OpenTrainer, Trained, TrainingLoop
 from echo_swarm.checkpoint.files import write_atomically
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
-from echo_swarm.clock import Clock, SystemClock
+from echo_swarm.clock import SystemClock
 from echo_swarm.directory.base import Directory
 from echo_swarm.errors import EchoError
 from echo_swarm.identity import Identity
@@ -53,6 +55,22 @@ log = logging.getLogger(__name__)
 
 FAREWELL_BEATS = 4
 """How long a finished run waits for its nodes to hear that they may leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Children:
+    """What runs in processes of its own."""
+
+    open_trainer: OpenTrainer
+    open_scorers: Callable[[], AbstractAsyncContextManager[Scorers]]
+
+
+def real_children(folder: RunFolder, settings: RunSettings) -> Children:
+    """Return the trainer under torchrun and the scorer pool that the settings ask for."""
+    return Children(
+        open_trainer=lambda config: start_trainer(config, folder.root, folder.logs / "trainer.log"),
+        open_scorers=lambda: open_pool(_pool_settings(folder, settings), log_dir=folder.logs),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,36 +117,35 @@ async def run_coordinator(
     identity: Identity,
     host: Host,
     directory: Directory,
-    clock: Clock | None = None,
+    children: Children | None = None,
 ) -> AsyncGenerator[Coordinator]:
     """Run a coordinator for the length of the block; see `Coordinator.ended`.
+
+    Args:
+        folder: made by `init`; held by its lock.
+        settings: of run.toml.
+        identity: the run's key.
+        host: its peer id is that of the run's key.
+        directory: where versions are announced.
+        children: the processes it starts; the real ones if None.
 
     Raises:
         EchoError: what made it impossible to go on (settings, disk, a trainer or scorer that fails again and again).
 
     """
-    clock = clock or SystemClock()
+    clock = SystemClock()
+    children = children or real_children(folder, settings)
     facts = run_facts(folder, settings)
     run_manifest = write_run_manifest(folder, settings, identity, clock)
     store = VersionStore(folder.store, settings.run.id)
     store.save_run(run_manifest)
     async with (
         open_run(folder.database, settings.work, facts, clock) as state,
-        open_pool(_pool_settings(folder, settings), log_dir=folder.logs) as pool,
+        children.open_scorers() as pool,
         BlobServer(host, store, max_uploads=32) as blobs,
     ):
-        publisher = Publisher(
-            identity=identity,
-            store=store,
-            clock=clock,
-            max_staleness=settings.work.max_staleness,
-            keep_versions=settings.keep_versions,
-            lifetime_s=settings.publish.valid_s,
-        )
-        publishing = Publishing(
-            state=state, publisher=publisher, identity=identity, clock=clock, precision=settings.publish.precision
-        )
-        coordinator = _assemble(folder, settings, identity, host, state, pool, publishing, blobs, clock)
+        publishing = _publishing(settings, identity, store, state)
+        coordinator = _assemble(folder, settings, identity, host, children, state, pool, publishing, blobs)
 
         def published() -> Published:
             head = publishing.head
@@ -141,13 +158,9 @@ async def run_coordinator(
         WorkService(state, published=published, status=status).register(server)
         await coordinator.reporter.refresh()
         async with server, anyio.create_task_group() as tasks, control_server(folder, coordinator.answer):
-            tasks.start_soon(tick, state)
-            tasks.start_soon(feed_prompts, state, pool, lambda: _groups_left(settings, state))
-            for _ in range(settings.scoring.processes):
-                tasks.start_soon(score_completions, state, pool)
-            tasks.start_soon(coordinator.evaluation.run)
+            for loop in _loops(coordinator, pool):
+                tasks.start_soon(loop)
             tasks.start_soon(publishing.announce, host, directory, settings.run.id)
-            tasks.start_soon(_train, coordinator)
             try:
                 yield coordinator
             finally:
@@ -156,16 +169,52 @@ async def run_coordinator(
                 tasks.cancel_scope.cancel()
 
 
+def _loops(coordinator: Coordinator, pool: Scorers) -> list[Callable[[], Awaitable[None]]]:
+    settings, state = coordinator.settings, coordinator.state
+
+    def groups_left() -> int | None:
+        planned = settings.run.updates
+        if planned is None:
+            return None
+        return max(0, planned - state.updates.count) * settings.work.groups_per_update
+
+    return [
+        partial(tick, state),
+        partial(feed_prompts, state, pool, groups_left),
+        *[partial(score_completions, state, pool) for _ in range(settings.scoring.processes)],
+        coordinator.evaluation.run,
+        partial(_train, coordinator),
+    ]
+
+
+def _publishing(settings: RunSettings, identity: Identity, store: VersionStore, state: RunState) -> Publishing:
+    publisher = Publisher(
+        identity=identity,
+        store=store,
+        clock=state.core.clock,
+        max_staleness=settings.work.max_staleness,
+        keep_versions=settings.keep_versions,
+        lifetime_s=settings.publish.valid_s,
+    )
+    return Publishing(
+        state=state,
+        publisher=publisher,
+        identity=identity,
+        clock=state.core.clock,
+        precision=settings.publish.precision,
+    )
+
+
 def _assemble(
     folder: RunFolder,
     settings: RunSettings,
     identity: Identity,
     host: Host,
+    children: Children,
     state: RunState,
-    pool: ScorerPool,
+    pool: Scorers,
     publishing: Publishing,
     blobs: BlobServer,
-    clock: Clock,
 ) -> Coordinator:
     evaluation = EvaluationLoop(state, pool, settings.evaluation)
 
@@ -178,8 +227,9 @@ def _assemble(
         state=state,
         publishing=publishing,
         config=_trainer_config(folder, settings),
+        open_trainer=children.open_trainer,
         updates=settings.run.updates,
-        clock=clock,
+        clock=state.core.clock,
         on_version=on_version,
     )
     reporter = Reporter(
@@ -210,13 +260,6 @@ async def _train(coordinator: Coordinator) -> None:
             while state.core.roster.live():
                 await state.wait_changed(1.0)
     coordinator.ended.set()
-
-
-def _groups_left(settings: RunSettings, state: RunState) -> int | None:
-    planned = settings.run.updates
-    if planned is None:
-        return None
-    return max(0, planned - state.updates.count) * settings.work.groups_per_update
 
 
 def _pool_settings(folder: RunFolder, settings: RunSettings) -> PoolSettings:

@@ -8,12 +8,12 @@ complete within `max_wait_s` is recorded as far as it is, with an event that say
 import logging
 from collections import deque
 
-import anyio
+import anyio.lowlevel
 
 from echo_coordinator.batch import Prompt
 from echo_coordinator.config import EvaluationSection
+from echo_coordinator.feeding import Scorers
 from echo_coordinator.runstate import RunState
-from echo_coordinator.scoring.pool import ScorerPool
 from echo_coordinator.training import Trained
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ LOOK_AGAIN_S = 1.0
 class EvaluationLoop:
     """Starts evaluations and records them."""
 
-    def __init__(self, state: RunState, pool: ScorerPool, settings: EvaluationSection) -> None:
+    def __init__(self, state: RunState, pool: Scorers, settings: EvaluationSection) -> None:
         self._state = state
         self._pool = pool
         self._settings = settings

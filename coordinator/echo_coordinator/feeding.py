@@ -1,13 +1,15 @@
 """Keeps the swarm supplied: prompts become groups as capacity allows, completions become rewards."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import anyio
 
 from echo_coordinator.batch import Prompt, Score, ScoreItem
 from echo_coordinator.runstate import RunState
-from echo_coordinator.scoring.pool import ScoreRequest, ScorerPool
+from echo_coordinator.scoring.pool import Prompt as ScorerPrompt
+from echo_coordinator.scoring.pool import Scored, ScoreRequest
 from echo_swarm.errors import SettingsError
 
 log = logging.getLogger(__name__)
@@ -19,7 +21,19 @@ EMPTY_TRIES = 16
 """Stretches of the training set without one usable prompt after which the settings must be wrong."""
 
 
-async def feed_prompts(state: RunState, pool: ScorerPool, groups_left: Callable[[], int | None]) -> None:
+class Scorers(Protocol):
+    """Where prompts and rewards come from: `scoring.pool.ScorerPool`, or anything that keeps its promises."""
+
+    async def prompts(self, split: str, start: int, count: int) -> list[ScorerPrompt]:
+        """Return the usable prompts among `count` indices from `start`."""
+        ...
+
+    async def score(self, items: Sequence[ScoreRequest]) -> list[Scored]:
+        """Return one result for each item, in order."""
+        ...
+
+
+async def feed_prompts(state: RunState, pool: Scorers, groups_left: Callable[[], int | None]) -> None:
     """Add training groups whenever capacity allows, until cancelled.
 
     Args:
@@ -50,7 +64,7 @@ async def feed_prompts(state: RunState, pool: ScorerPool, groups_left: Callable[
         await state.admission.add([Prompt(index=prompt.index, prompt_ids=prompt.prompt_ids) for prompt in found])
 
 
-async def score_completions(state: RunState, pool: ScorerPool) -> None:
+async def score_completions(state: RunState, pool: Scorers) -> None:
     """Score accepted completions as they come, until cancelled. Run one task for each scorer process."""
     while True:
         items = await state.rewards.take(SCORES_AT_ONCE)
@@ -65,7 +79,7 @@ async def score_completions(state: RunState, pool: ScorerPool) -> None:
         await state.rewards.record(scores)
 
 
-async def _score(pool: ScorerPool, items: list[ScoreItem]) -> list[Score]:
+async def _score(pool: Scorers, items: list[ScoreItem]) -> list[Score]:
     requests = [ScoreRequest(split=item.kind, index=item.prompt_index, token_ids=item.token_ids) for item in items]
     scored = await pool.score(requests)
     failures = [result.failure for result in scored if result.failure]

@@ -12,8 +12,10 @@ So no completion is trained twice and none is lost, whichever process dies when.
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 import anyio.to_thread
@@ -25,7 +27,8 @@ from echo_coordinator.run_folder import RunFolder, append_line
 from echo_coordinator.runstate import RunState
 from echo_coordinator.trainer import batch as batch_file
 from echo_coordinator.trainer.batch import Group, Member, TrainingBatch
-from echo_coordinator.trainer.client import Ready, TrainerClient, start_trainer
+from echo_coordinator.trainer.client import Ready
+from echo_coordinator.trainer.client import Trained as TrainedUpdate
 from echo_coordinator.trainer.settings import TrainerConfig
 from echo_swarm.clock import Clock
 from echo_swarm.errors import BackendFailed
@@ -39,6 +42,23 @@ STEP_LIMIT_S = 6 * 3600.0
 GIVE_UP_AFTER = 3
 """Failures of the trainer in a row after which the run stops with its message."""
 RESTART_S = 2.0
+
+
+class Trainer(Protocol):
+    """What trains: the child process of `trainer.client`, or anything that keeps its promises."""
+
+    @property
+    def ready(self) -> Ready:
+        """Where it stood when it started."""
+        ...
+
+    async def train(self, batch_path: Path, *, timeout_s: float) -> TrainedUpdate:
+        """See `TrainerClient.train`."""
+        ...
+
+
+OpenTrainer = Callable[[TrainerConfig], AbstractAsyncContextManager[Trainer]]
+"""Runs a trainer for the length of a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +80,7 @@ class TrainingLoop:
         state: RunState,
         publishing: Publishing,
         config: TrainerConfig,
+        open_trainer: OpenTrainer,
         updates: int | None,
         clock: Clock,
         on_version: Callable[[Trained], Awaitable[None]],
@@ -70,6 +91,7 @@ class TrainingLoop:
         self._state = state
         self._publishing = publishing
         self._config = config
+        self._open_trainer = open_trainer
         self._planned = updates
         self._clock = clock
         self._on_version = on_version
@@ -116,7 +138,7 @@ class TrainingLoop:
     async def _run_trainer(self) -> None:
         config = self._config.model_copy(update={"published_version": self._state.core.versions.trained})
         self.activity.say("starting", "loading the model", self._now())
-        async with start_trainer(config, self._folder.root, self._folder.logs / "trainer.log") as trainer:
+        async with self._open_trainer(config) as trainer:
             self.parameters = trainer.ready.parameters
             for warning in trainer.ready.warnings:
                 log.warning("%s", warning)
@@ -132,7 +154,7 @@ class TrainingLoop:
                 update += 1
                 await self._update(trainer, taken, update)
 
-    async def _update(self, trainer: TrainerClient, batch: Batch, update: int) -> None:
+    async def _update(self, trainer: Trainer, batch: Batch, update: int) -> None:
         new_version = batch.version + 1
         detail = f"update {update}: {len(batch.groups)} groups for version {new_version}"
         self.activity.work(self._now(), detail)
