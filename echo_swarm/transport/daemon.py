@@ -58,8 +58,9 @@ class Daemon(P2P):
 
     def __init__(self, tasks: TaskGroup, folder: Path) -> None:
         super().__init__()
-        self.ended = asyncio.Event()
-        """Set when p2pd is gone, for whatever reason."""
+        self.died = asyncio.Event()
+        """Set when p2pd ended though nobody asked it to."""
+        self._stopping = False
         self._tasks = tasks
         self._ready = asyncio.Event()
         self._last_words = ""
@@ -90,7 +91,7 @@ class Daemon(P2P):
                 self._alive = True
                 self._tasks.start_soon(self._watch, self._process)
                 await self._ready.wait()
-                if self.ended.is_set():
+                if self.died.is_set():
                     raise DaemonFailed(f"the libp2p helper did not start: {self.last_words}{_advice(self.last_words)}")
                 self._client = await p2pclient.Client.create(
                     control_maddr=self._daemon_listen_maddr, listen_maddr=self._client_listen_maddr
@@ -111,6 +112,7 @@ class Daemon(P2P):
 
     async def stop(self) -> None:
         """End p2pd within a few seconds."""
+        self._stopping = True
         if self._server is not None:
             self._server.close()
         self._terminate()
@@ -224,7 +226,8 @@ class Daemon(P2P):
                 logger.debug("p2pd: %s", self._last_words)
         await process.wait()
         self._alive = False
-        self.ended.set()
+        if not self._stopping:
+            self.died.set()
         self._ready.set()
 
 

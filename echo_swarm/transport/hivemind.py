@@ -169,27 +169,18 @@ async def open_hivemind_host(
     Raises:
         LocalFault: hivemind is not installed.
         UsageError: the event loop is not asyncio's.
-        DaemonFailed: the helper did not start, or (after the block was cancelled) died.
+        DaemonFailed: the helper did not start, or died and the block was cancelled.
         BootstrapFailed: it runs, but no bootstrap address answered.
 
     """
-    if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
-        raise UsageError("the hivemind host runs on asyncio only; on trio use the light host")
     module = _load_daemon_module()
-    stopping = died = False
     async with module.private_folder(identity) as folder, background_tasks() as tasks:
         daemon: Daemon = module.Daemon(tasks, folder)
         with anyio.CancelScope() as scope:
             try:
                 program = helper or module.helper_path()
                 await daemon.start(_command(program, folder, listen, announce, many_peers), start_timeout_s)
-
-                async def cancel_when_ended() -> None:
-                    await daemon.ended.wait()
-                    if not stopping:
-                        scope.cancel()
-
-                tasks.start_soon(cancel_when_ended)
+                tasks.start_soon(_cancel_on_death, daemon, scope)
                 host = HivemindHost(daemon, identity.peer_id, dialable=bool(listen))
                 await host.refresh_addresses()
                 tasks.start_soon(host.keep_addresses_fresh)
@@ -197,16 +188,19 @@ async def open_hivemind_host(
                     await dial_any(host, bootstrap, timeout_s=dial_timeout_s)
                 yield host
             except PeerUnreachable as e:
-                if daemon.ended.is_set():
+                if daemon.died.is_set():
                     raise _death_of(daemon) from e
                 raise
             finally:
-                died = daemon.ended.is_set()
-                stopping = True
                 with anyio.CancelScope(shield=True):
                     await daemon.stop()
-        if died:
+        if daemon.died.is_set():
             raise _death_of(daemon)
+
+
+async def _cancel_on_death(daemon: "Daemon", scope: anyio.CancelScope) -> None:
+    await daemon.died.wait()
+    scope.cancel()
 
 
 def _death_of(daemon: "Daemon") -> DaemonFailed:
@@ -214,6 +208,8 @@ def _death_of(daemon: "Daemon") -> DaemonFailed:
 
 
 def _load_daemon_module() -> ModuleType:
+    if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
+        raise UsageError("the hivemind host runs on asyncio only; on trio use the light host")
     try:
         with warnings.catch_warnings():
             # What hivemind's dependencies think of each other is no concern of our users.
