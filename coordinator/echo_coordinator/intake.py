@@ -48,6 +48,8 @@ class _Plan:
     repeats: list[tuple[LiveLease, int, StoredVerdict]] = field(
         default_factory=list[tuple[LiveLease, int, StoredVerdict]]
     )
+    demands: dict[bytes, Demand] = field(default_factory=dict[bytes, Demand])
+    """By lease."""
     counted: list[Reason] = field(default_factory=list[Reason])
     dropped: list[Dropped] = field(default_factory=list[Dropped])
     forgettable: bool = False
@@ -67,7 +69,8 @@ class Intake:
         counters: Counters,
         committer: Committer,
         is_known: Callable[[PeerId], bool],
-        demand: Callable[[Group, LiveLease, int], Demand],
+        demand: Callable[[Group, LiveLease], Demand],
+        seed_of: Callable[[LiveLease, int], int],
         on_filled: Callable[[Group, int], None],
         on_dropped: Callable[[list[Dropped]], None],
     ) -> None:
@@ -79,6 +82,7 @@ class Intake:
         self._committer = committer
         self._is_known = is_known
         self._demand = demand
+        self._seed_of = seed_of
         self._on_filled = on_filled
         self._on_dropped = on_dropped
         self._refused: OrderedDict[tuple[PeerId, bytes], tuple[Verdict, ...]] = OrderedDict()
@@ -151,7 +155,10 @@ class Intake:
         group = self._groups.by_id.get(lease.group_id)
         if group is None or not _is_free(group, member, lease.lease_id):
             return _refuse(plan, Reason.LATE, "the lease ended and the work was given to somebody else or closed")
-        judgement = judge(trajectory, self._demand(group, lease, member))
+        demand = plan.demands.get(lease.lease_id)
+        if demand is None:
+            demand = plan.demands[lease.lease_id] = self._demand(group, lease)
+        judgement = judge(trajectory, demand, self._seed_of(lease, member))
         lease.verdicts[member] = StoredVerdict(digest=digest, reason=judgement.reason, detail=judgement.detail)
         self._leases.dirty[lease.lease_id] = lease
         plan.judged.append((lease, member))

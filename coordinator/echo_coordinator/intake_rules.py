@@ -36,7 +36,7 @@ _LOWEST_LOGPROB = -3.0e38
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What was asked for, as the lease and the run have it."""
+    """What was asked for, as the lease and the run have it; the same for all members of a lease."""
 
     trains: bool
     """False for evaluation, which has no staleness."""
@@ -49,11 +49,11 @@ class Demand:
     min_version: int
     max_version: int | None
     temperature: float
-    seed: int
     max_tokens: int
     prompt_digest: bytes
     vocabulary_size: int
     end_token_ids: tuple[int, ...]
+    """Distinct."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,11 @@ class Judgement:
 ACCEPTED = Judgement(reason=Reason.ACCEPTED)
 
 
-def judge(trajectory: Trajectory, demand: Demand) -> Judgement:
-    """Return the first rule (4 to 10 above) that a completion breaks, or ACCEPTED."""
-    return _versions(trajectory, demand) or _sampling(trajectory, demand) or _tokens(trajectory, demand) or ACCEPTED
+def judge(trajectory: Trajectory, demand: Demand, seed: int) -> Judgement:
+    """Return the first rule (4 to 10 above) that a completion breaks, or ACCEPTED. `seed` is its member's."""
+    return (
+        _versions(trajectory, demand) or _sampling(trajectory, demand, seed) or _tokens(trajectory, demand) or ACCEPTED
+    )
 
 
 def work_digest(trajectory: Trajectory) -> bytes:
@@ -100,14 +102,14 @@ def _versions(trajectory: Trajectory, demand: Demand) -> Judgement | None:
     return None
 
 
-def _sampling(trajectory: Trajectory, demand: Demand) -> Judgement | None:
+def _sampling(trajectory: Trajectory, demand: Demand, seed: int) -> Judgement | None:
     oldest, newest = trajectory.policy.oldest_version, trajectory.policy.newest_version
     if oldest < demand.min_version or (demand.max_version is not None and newest > demand.max_version):
         top = "any" if demand.max_version is None else demand.max_version
         return _no(Reason.WRONG_SAMPLING, f"versions {oldest} to {newest}, asked for {demand.min_version} to {top}")
     if trajectory.temperature != demand.temperature:
         return _no(Reason.WRONG_SAMPLING, f"temperature {trajectory.temperature}, asked for {demand.temperature}")
-    if trajectory.seed != demand.seed:
+    if trajectory.seed != seed:
         return _no(Reason.WRONG_SAMPLING, "seed is not the one of the lease")
     if trajectory.prompt_digest != demand.prompt_digest:
         return _no(Reason.WRONG_PROMPT, "digest of the prompt differs")
@@ -134,7 +136,9 @@ def _tokens(trajectory: Trajectory, demand: Demand) -> Judgement | None:
 
 
 def _finish(trajectory: Trajectory, ids: "np.ndarray[Any, Any]", demand: Demand) -> Judgement | None:
-    ends = sum(int(np.count_nonzero(ids == token)) for token in set(demand.end_token_ids))
+    ends = 0
+    for token in demand.end_token_ids:
+        ends += int(np.count_nonzero(ids == token))
     if trajectory.finish_reason is FinishReason.STOP:
         if int(ids[-1]) not in demand.end_token_ids or ends != 1:
             return _no(Reason.BAD_FINISH, f"'stop' with {ends} end tokens and token {ids[-1]} last")

@@ -95,8 +95,8 @@ class RunCore:
         """Return what completions of a kind are sampled at."""
         return self.settings.temperature if kind == "train" else 0.0
 
-    def demand(self, group: Group, lease: LiveLease, member: int) -> Demand:
-        """Return what a completion has to fit."""
+    def demand(self, group: Group, lease: LiveLease) -> Demand:
+        """Return what the completions of a lease have to fit."""
         versions = self.versions
         return Demand(
             trains=group.kind == "train",
@@ -107,11 +107,10 @@ class RunCore:
             min_version=lease.min_version,
             max_version=lease.max_version,
             temperature=self.temperature(group.kind),
-            seed=self.seed_of(lease, member),
             max_tokens=self.settings.max_tokens,
             prompt_digest=group.prompt_digest,
             vocabulary_size=self.facts.vocabulary_size,
-            end_token_ids=self.facts.end_token_ids,
+            end_token_ids=tuple(dict.fromkeys(self.facts.end_token_ids)),
         )
 
     def notify_all(self) -> None:

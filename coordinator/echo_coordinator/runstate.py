@@ -143,6 +143,7 @@ async def open_run(
             committer=core.committer,
             is_known=lambda peer: core.roster.get(peer) is not None,
             demand=core.demand,
+            seed_of=core.seed_of,
             on_filled=core.on_filled,
             on_dropped=core.on_dropped,
         )
