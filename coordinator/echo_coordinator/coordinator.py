@@ -16,7 +16,7 @@ feeding for capacity, scoring for completions. What bounds each queue: groups by
 """
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -169,7 +169,7 @@ async def run_coordinator(
                 tasks.cancel_scope.cancel()
 
 
-def _loops(coordinator: Coordinator, pool: Scorers) -> list[Callable[[], Awaitable[None]]]:
+def _loops(coordinator: Coordinator, pool: Scorers) -> list[Callable[[], Coroutine[Any, Any, None]]]:
     settings, state = coordinator.settings, coordinator.state
 
     def groups_left() -> int | None:
