@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from echo_swarm.errors import SettingsError
 from echo_swarm.wire import Address
 from echo_swarm.work import Role
-
-BACKENDS = ("torch", "llama_cpp", "vllm", "scripted")
-"""Names that `--backend` accepts beside `auto`."""
 
 
 class NodeConfig(BaseModel):
@@ -35,7 +33,7 @@ class NodeConfig(BaseModel):
     state_dir: Path
     role: Role = Role.INFERENCE
     backend: str = "auto"
-    """`auto` lets the device probe choose."""
+    """`auto` lets the device probe choose; else a name, with settings if need be: `torch:device=cpu`."""
     batch: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Completions run at once; None lets the device probe choose."""
     listen: tuple[Address, ...] = ()
@@ -45,6 +43,16 @@ class NodeConfig(BaseModel):
     max_outbox_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
     max_store_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     """Room for model versions; None: what the disk has."""
+
+
+def make_config(**values: object) -> NodeConfig:
+    """Check settings that a person gave. Raises SettingsError, naming the first that is wrong."""
+    try:
+        return NodeConfig.model_validate(values)
+    except ValidationError as e:
+        first = e.errors(include_url=False, include_input=False, include_context=False)[0]
+        name = "-".join(str(part) for part in first["loc"][:1]).replace("_", "-")
+        raise SettingsError(f"--{name}: {first['msg']}") from e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,8 @@ class FakeCoordinator:
         self.finished = False
         self.busy_answers = 0
         self.refuse_hello: RemoteError | None = None
+        self.welcome_with: int | None = None
+        """The version whose manifest a Welcome hands over, if not the newest."""
         self._groups = itertools.count(1)
         self._changed = anyio.Event()
         self.store.save_run(self.run_envelope)
@@ -205,7 +207,7 @@ class FakeCoordinator:
             raise self.refuse_hello
         self.known[peer] = hello
         self.hellos.append(hello)
-        head = self.store.head()
+        head = self.store.head() if self.welcome_with is None else self.store.manifest(self.welcome_with)
         return Welcome(
             run_manifest=self.run_envelope,
             head_manifest=head.raw if head and self.head is not None else None,

@@ -1,0 +1,111 @@
+"""The command line of a node. Heavy imports happen inside the commands, so that `--help` is instant."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from echo_swarm.errors import EchoError
+
+app = typer.Typer(
+    name="echo-node",
+    help="Take part in a run: sample completions for it on this machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", help="Where this node keeps its key and its work.", show_default=False)
+]
+
+
+@app.command()
+def join(
+    invite: Annotated[str, typer.Argument(help="The line that the coordinator printed.")],
+    role: Annotated[str, typer.Option(help="What to do for the run.")] = "inference",
+    backend: Annotated[
+        str, typer.Option(help="auto, torch or scripted; with settings: torch:device=cpu,threads=2.")
+    ] = "auto",
+    batch: Annotated[int | None, typer.Option(min=1, max=4096, help="Completions at once.", show_default=False)] = None,
+    listen: Annotated[
+        list[str] | None, typer.Option(help="Multiaddress to listen on; repeatable.", show_default=False)
+    ] = None,
+    outbound_only: Annotated[bool, typer.Option("--outbound-only", help="Accept no connections.")] = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Join a run and work for it until it is finished or Ctrl+C is pressed."""
+    from rich.console import Console
+
+    from echo_node.config import make_config
+    from echo_node.join import join as run
+    from echo_swarm.errors import UsageError
+    from echo_swarm.invite import parse
+
+    if role != "inference":
+        raise UsageError(f"--role {role}: there is only one role so far, inference")
+    config = make_config(
+        state_dir=_state_dir(state_dir),
+        backend=backend,
+        batch=batch,
+        listen=tuple(listen or ()),
+        outbound_only=outbound_only,
+    )
+    run(config, parse(invite), Console())
+
+
+@app.command()
+def status(
+    invite: Annotated[str | None, typer.Argument(help="Of a run; without it, this machine's nodes.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Show this machine's nodes, or with an invite the health of the whole run."""
+    from rich.console import Console
+
+    from echo_node.show import show_local, show_run
+    from echo_swarm.invite import parse
+
+    console = Console()
+    if invite is None:
+        show_local(_state_dir(state_dir), console, as_json=as_json)
+    else:
+        show_run(parse(invite), console, as_json=as_json)
+
+
+@app.command()
+def identity(
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False, state_dir: StateDir = None
+) -> None:
+    """Show this node's peer id and where its key lies."""
+    import json
+
+    from echo_node.config import identity_key
+    from echo_swarm.identity import load
+
+    path = identity_key(_state_dir(state_dir))
+    peer_id = load(path).peer_id
+    typer.echo(json.dumps({"peer_id": peer_id, "key_path": str(path)}) if as_json else f"{peer_id}\nkey: {path}")
+
+
+def _state_dir(given: Path | None) -> Path:
+    from echo_node.config import default_state_dir
+
+    return given or default_state_dir(os.environ)
+
+
+def main() -> None:
+    """Run the command line; every error of ours is one line and an exit code."""
+    try:
+        app()
+    except EchoError as e:
+        typer.echo(f"echo-node: {e}", err=True)
+        sys.exit(e.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What a person sees while the node takes part: one live line on a terminal, plain lines elsewhere."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+
+import anyio
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from echo_node.status import LocalStatus
+from echo_swarm.clock import Clock
+
+REFRESH_S = 0.5
+PLAIN_EVERY_S = 60.0
+"""Without a terminal, progress is printed this often, and only if there was any."""
+
+
+class Display:
+    """Prints lines, and keeps a line of progress below them where there is a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def emit(self, line: str) -> None:
+        """Print one line with the time of day."""
+        stamp = datetime.now().strftime("%H:%M:%S")
+        self._console.print(Text.assemble((stamp, "dim"), " ", line), soft_wrap=True)
+
+    @asynccontextmanager
+    async def progress(self, status: Callable[[], LocalStatus], clock: Clock) -> AsyncGenerator[None]:
+        """Show `status` again and again for the length of the block."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._live if self._console.is_terminal else self._plain, status, clock)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+
+    async def _live(self, status: Callable[[], LocalStatus], _clock: Clock) -> None:
+        with Status("starting", console=self._console) as line:
+            while True:
+                line.update(Text(progress_line(status())))
+                await anyio.sleep(REFRESH_S)
+
+    async def _plain(self, status: Callable[[], LocalStatus], _clock: Clock) -> None:
+        told = ""
+        while True:
+            now = status()
+            line = progress_line(now)
+            if now.accepted and line != told:
+                self.emit(line)
+                told = line
+            await anyio.sleep(PLAIN_EVERY_S)
+
+
+def progress_line(status: LocalStatus) -> str:
+    """Return version, state, speed and verdicts in one line."""
+    version = "no version" if status.loaded_version is None else f"version {status.loaded_version}"
+    if status.head_version is not None and status.loaded_version not in (None, status.head_version):
+        version += f" (newest {status.head_version})"
+    rejected = sum(status.rejected.values())
+    verdicts = f"{status.accepted} accepted" + (f", {rejected} not" if rejected else "")
+    waiting = f", {status.pending} unanswered" if status.pending else ""
+    return f"{version} · {status.state} · {status.tokens_per_s:.0f} tokens/s · {verdicts}{waiting}"

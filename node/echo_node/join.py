@@ -1,0 +1,117 @@
+"""`echo-node join`: from an invite to an orderly end."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import anyio
+from anyio import to_thread
+from rich.console import Console
+
+from echo_node.activity import Activity
+from echo_node.backends.base import Backend
+from echo_node.backends.child import start_backend
+from echo_node.bare_errors import bare_errors
+from echo_node.config import NodeConfig, StatePaths
+from echo_node.display import Display
+from echo_node.hardware import choose, probe
+from echo_node.hosts import Network, open_network
+from echo_node.instance import Instance, claim_identity
+from echo_node.introduction import learn_run
+from echo_node.node import Node, NodeSeams, Outcome
+from echo_node.status import summary_lines
+from echo_swarm.clock import Clock, SystemClock
+from echo_swarm.invite import Invite
+from echo_swarm.manifest import RunManifest
+
+FORCED_EXIT = 130
+"""After a second signal, as for an interrupted program."""
+
+
+def join(config: NodeConfig, invite: Invite, console: Console) -> None:
+    """Take part in a run until it is finished or a signal comes. Raises EchoError."""
+    display = Display(console)
+    with claim_identity(config.state_dir) as instance:
+        if instance.is_new:
+            display.emit(instance.backup_notice)
+        with bare_errors():
+            anyio.run(_join, config, invite, instance, display)
+
+
+async def _join(config: NodeConfig, invite: Invite, instance: Instance, display: Display) -> None:
+    clock = SystemClock()
+    with anyio.CancelScope() as starting:
+        async with anyio.create_task_group() as tasks:
+            stop = _Stop(starting.cancel)
+            tasks.start_soon(_listen, stop)
+            display.emit("connecting")
+            async with open_network(
+                instance.identity, invite, listen=config.listen, outbound_only=config.outbound_only
+            ) as network:
+                activity = Activity(clock, display.emit)
+                run = await learn_run(network.host, invite, clock=clock, activity=activity)
+                open_backend = await _choose_backend(config, run, invite, display)
+                node = Node(config, invite, _seams(network, instance, clock, open_backend, display))
+                stop.call = node.stop
+                async with display.progress(node.status, clock):
+                    outcome = await node.run()
+                for line in _farewell(outcome, node):
+                    display.emit(line)
+            tasks.cancel_scope.cancel()
+
+
+async def _choose_backend(
+    config: NodeConfig, run: RunManifest, invite: Invite, display: Display
+) -> Callable[[], AbstractAsyncContextManager[Backend]]:
+    option = config.backend if config.batch is None else _with_batch(config.backend, config.batch)
+    choice = choose(option, run, await to_thread.run_sync(probe))
+    display.emit(f"sampling with {choice.text}")
+    log_path = StatePaths(state_dir=config.state_dir, run_id=invite.run).backend_log
+    return lambda: start_backend(choice.options, log_path=log_path)
+
+
+def _with_batch(option: str, batch: int) -> str:
+    return f"{option}{',' if ':' in option else ':'}batch={batch}"
+
+
+def _seams(
+    network: Network,
+    instance: Instance,
+    clock: Clock,
+    open_backend: Callable[[], AbstractAsyncContextManager[Backend]],
+    display: Display,
+) -> NodeSeams:
+    return NodeSeams(
+        host=network.host,
+        directory=network.directory,
+        identity=instance.identity,
+        clock=clock,
+        open_backend=open_backend,
+        emit=display.emit,
+    )
+
+
+def _farewell(outcome: Outcome, node: Node) -> list[str]:
+    why = "the run is finished" if outcome is Outcome.FINISHED else "stopped"
+    return [why, *summary_lines(node.final_status)]
+
+
+class _Stop:
+    """What a first signal does: before the node runs, end; then, leave in order."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
+
+
+async def _listen(stop: _Stop) -> None:
+    """First signal: leave in order. Second: at once."""
+    if os.name != "posix":  # pragma: no cover - there, Ctrl+C raises KeyboardInterrupt
+        return
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        seen = 0
+        async for _ in signals:
+            seen += 1
+            if seen > 1:
+                os._exit(FORCED_EXIT)
+            stop.call()

@@ -1,0 +1,102 @@
+"""`echo-node status`: the nodes of this machine, or with an invite the whole run."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from echo_node.bare_errors import bare_errors
+from echo_node.hosts import open_network
+from echo_node.status import Seen, read_statuses
+from echo_swarm.errors import MalformedMessage, PeerUnreachable, RemoteError, RunNotFound
+from echo_swarm.identity import Identity
+from echo_swarm.invite import Invite
+from echo_swarm.render import counts, duration, render_run_status, short_peer
+from echo_swarm.status import RunStatus
+from echo_swarm.transport.base import Host
+from echo_swarm.transport.rpc import RpcClient, call_message
+from echo_swarm.work import WORK_PROTOCOL, StatusReply, StatusRequest
+
+MAX_STATUS_BYTES = 4 << 20
+ANSWER_S = 15.0
+
+
+def show_local(state_dir: Path, console: Console, *, as_json: bool) -> None:
+    """Show what the nodes of a state folder last said about themselves."""
+    seen = read_statuses(state_dir, now_s=time.time())
+    if as_json:
+        rows = [{**s.status.model_dump(mode="json"), "age_s": s.age_s, "live": s.live} for s in seen]
+        console.print_json(json.dumps(rows))
+    elif not seen:
+        console.print(f"no node has run from {state_dir} yet; start one with: echo-node join INVITE")
+    else:
+        console.print(_local_table(seen))
+
+
+def _local_table(seen: Sequence[Seen]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("run", "node", "seen", "backend", "version", "tok/s", "accepted", "rejected", "unanswered", "state"):
+        table.add_column(title)
+    for item in seen:
+        status = item.status
+        table.add_row(
+            status.run_name or status.run_id[:8],
+            short_peer(status.peer_id),
+            f"{duration(item.age_s)} ago" + ("" if item.live else " (gone)"),
+            status.backend or "-",
+            "-" if status.loaded_version is None else str(status.loaded_version),
+            f"{status.tokens_per_s:.0f}",
+            str(status.accepted),
+            counts(status.rejected) or "0",
+            str(status.pending),
+            status.state,
+            style=None if item.live else "dim",
+        )
+    return table
+
+
+def show_run(invite: Invite, console: Console, *, as_json: bool) -> None:
+    """Ask the coordinator for the run's status and show it.
+
+    Raises:
+        BootstrapFailed, PeerUnreachable: it cannot be reached.
+        RunNotFound: it serves another run.
+        MalformedMessage: its answer cannot be read.
+
+    """
+    with bare_errors():
+        status = anyio.run(_ask, invite)
+    if as_json:
+        console.print_json(json.dumps(status))
+        return
+    try:
+        parsed = RunStatus.model_validate(status)
+    except ValidationError as e:
+        raise MalformedMessage(f"the coordinator's status cannot be read ({e.error_count()} errors)") from e
+    console.print(render_run_status(parsed))
+
+
+async def _ask(invite: Invite) -> dict[str, Any]:
+    # An identity of its own: looking at a run must not disturb the node that takes part in it.
+    async with open_network(Identity.generate(), invite, outbound_only=True) as network:
+        return await ask_status(network.host, invite)
+
+
+async def ask_status(host: Host, invite: Invite) -> dict[str, Any]:
+    """Return the run's status as the coordinator gives it. Raises PeerUnreachable, RunNotFound, MalformedMessage."""
+    async with RpcClient(host, invite.coordinator, WORK_PROTOCOL, max_reply_bytes=MAX_STATUS_BYTES) as client:
+        try:
+            request = StatusRequest(run_id=invite.run)
+            return (await call_message(client, "status", request, StatusReply, timeout_s=ANSWER_S)).status
+        except RemoteError as e:
+            if e.code == "unknown_run":
+                raise RunNotFound(f"the coordinator was reached, but it does not serve run {invite.run} ({e})") from e
+            raise
+        except PeerUnreachable as e:
+            raise PeerUnreachable(f"the coordinator cannot be reached ({e}); is the run started?") from e

@@ -1,0 +1,110 @@
+"""The command line: instant help, one-line errors, exit codes by cause."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from echo_node.config import StatePaths
+from echo_node.status import LocalStatus, summary_lines, write_status
+from echo_swarm.identity import Identity
+from echo_swarm.invite import Invite
+
+
+def run(*arguments: str, state: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XDG_STATE_HOME": str(state) if state else "/nonexistent", "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-c", "from echo_node.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=environment,
+    )
+
+
+def local_status(**changes: object) -> LocalStatus:
+    values = {
+        "run_id": "a" * 32,
+        "run_name": "sums",
+        "peer_id": Identity.generate().peer_id,
+        "pid": 1,
+        "written_at": time.time(),
+        "started_at": time.time() - 60,
+        "beat_s": 5.0,
+        "state": "sampling with version 3",
+        "accepted": 7,
+        "rejected": {"late": 2},
+    }
+    return LocalStatus.model_validate({**values, **changes})
+
+
+def test_help_loads_none_of_the_heavy_libraries():
+    probe = (
+        "import sys; sys.argv = ['echo-node', '--help']\n"
+        "from echo_node.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'hivemind', 'libp2p', 'transformers', 'numpy', 'pydantic'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "join" in done.stdout
+
+
+def test_a_mangled_invite_is_one_line_and_exit_code_2(tmp_path: Path):
+    invite = str(Invite(run="a" * 32, key=bytes(32), boot=("/ip4/127.0.0.1/tcp/1/p2p/x",)))
+    done = run("join", invite[:-1] + ("0" if invite[-1] != "0" else "1"), state=tmp_path)
+    assert done.returncode == 2
+    assert "copy it again" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_role_that_does_not_exist_is_refused(tmp_path: Path):
+    assert run("join", "echo1-x", "--role", "king", state=tmp_path).returncode == 2
+
+
+def test_settings_out_of_range_are_one_line_too(tmp_path: Path):
+    invite = str(Invite(run="a" * 32, key=bytes(32), boot=("/ip4/127.0.0.1/tcp/1/p2p/x",)))
+    done = run("join", invite, "--listen", "x" * 600, state=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr and "listen" in done.stderr
+
+
+def test_status_without_an_invite_shows_the_nodes_of_this_machine_with_their_age(tmp_path: Path):
+    state = tmp_path / "echo-swarm"
+    for name, age_s in (("a", 1), ("b", 600)):
+        path = StatePaths(state_dir=state, run_id=name * 32).status
+        path.parent.mkdir(parents=True)
+        write_status(path, local_status(run_id=name * 32, written_at=time.time() - age_s))
+    (state / "runs" / "damaged").mkdir()
+    (state / "runs" / "damaged" / "status.json").write_text("")
+    rows = json.loads(run("status", "--json", state=tmp_path).stdout)
+    assert [row["live"] for row in rows] == [True, False]
+    assert rows[1]["age_s"] >= 600
+    shown = run("status", state=tmp_path).stdout
+    assert "10 min" in shown and "(gone)" in shown and "late 2" in shown
+
+
+def test_status_where_no_node_ever_ran_says_so(tmp_path: Path):
+    done = run("status", state=tmp_path)
+    assert done.returncode == 0 and "no node has run" in done.stdout
+
+
+def test_identity_shows_peer_id_and_key_path(tmp_path: Path):
+    missing = run("identity", state=tmp_path)
+    assert missing.returncode == 2 and "cannot read the key" in missing.stderr
+    identity = Identity.generate()
+    key = tmp_path / "echo-swarm" / "identity.key"
+    key.parent.mkdir()
+    key.touch(mode=0o600)
+    key.write_text(identity.seed.hex())
+    shown = json.loads(run("identity", "--json", state=tmp_path).stdout)
+    assert shown == {"peer_id": identity.peer_id, "key_path": str(key)}
+
+
+def test_the_summary_tells_what_was_accepted_and_why_the_rest_was_not():
+    lines = summary_lines(local_status(tokens=900, tokens_accepted=700))
+    assert "900 tokens made" in lines[0]
+    assert "7 accepted (700 tokens), 2 not accepted (late 2)" in lines[1]
