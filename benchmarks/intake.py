@@ -25,6 +25,7 @@ import anyio
 import numpy as np
 import psutil
 
+from benchmarks._intake_peers import ARTIFACT, END, GROUP, RUN_ID, TOKENS, VOCABULARY, made_up
 from benchmarks._report import write_report
 from echo_coordinator import rows
 from echo_coordinator.batch import Prompt
@@ -38,141 +39,18 @@ from echo_swarm.envelope import seal, unseal
 from echo_swarm.identity import Identity
 from echo_swarm.trajectory import (
     SUBMISSION_LIMITS,
-    BehaviourPolicy,
-    FinishReason,
     Reason,
     Submission,
-    Trajectory,
     prompt_digest,
 )
 from echo_swarm.transport.hivemind import open_hivemind_host
-from echo_swarm.transport.rpc import RpcClient, RpcServer, call_message
+from echo_swarm.transport.rpc import RpcServer
 from echo_swarm.work import (
     WORK_PROTOCOL,
-    BackendReport,
-    Hello,
     Lease,
-    LeaseReply,
-    LeaseRequest,
-    Push,
-    PushReply,
-    Role,
-    Welcome,
 )
 
-RUN_ID = "ab" * 16
-GROUP = 8
-TOKENS = 256
-VOCABULARY = 50_000
-END = 2
-ARTIFACT = b"a" * 32
 FACTS = RunFacts(run_id=RUN_ID, vocabulary_size=VOCABULARY, end_token_ids=(END,))
-PUSHES_AT_ONCE = 4
-"""Of one peer; a node pushes on while it waits for verdicts."""
-POLICY = BehaviourPolicy(
-    oldest_version=0, newest_version=0, artifact_digest=ARTIFACT, backend="scripted", build="1", precision="float32"
-)
-
-
-def made_up(lease: Lease) -> Submission:
-    """Return a group's completions, all valid, no two alike."""
-    source = np.random.default_rng(lease.group_id)
-    trajectories: list[Trajectory] = []
-    for member in lease.members:
-        ids = source.integers(3, VOCABULARY, TOKENS, dtype=np.uint32)
-        ids[-1] = END
-        trajectories.append(
-            Trajectory(
-                lease_id=lease.lease_id,
-                group_id=lease.group_id,
-                member=member.member,
-                prompt_digest=prompt_digest(lease.prompt_ids),
-                policy=POLICY,
-                temperature=lease.sampling.temperature,
-                seed=member.seed,
-                finish_reason=FinishReason.STOP,
-                token_ids=ids.astype("<u4").tobytes(),
-                logprobs=(-source.random(TOKENS)).astype("<f4").tobytes(),
-            )
-        )
-    return Submission(run_id=RUN_ID, trajectories=tuple(trajectories))
-
-
-# The pushing side, in processes of its own.
-
-
-async def peer_main(number: int, address: str, groups: int, ready: "Barrier", seconds: list[float]) -> None:
-    """Lease and sign everything, wait for the start, push everything."""
-    identity = Identity.from_seed(number.to_bytes(32, "big"))
-    async with open_hivemind_host(identity, listen=(), bootstrap=[address]) as host:
-        coordinator = await host.connect(address, timeout_s=30)
-        async with RpcClient(host, coordinator, WORK_PROTOCOL, max_reply_bytes=4 << 20) as client:
-            backend = BackendReport(backend="scripted", build="1", precision="float32", device="cpu", batch=4096)
-            hello = Hello(
-                run_id=RUN_ID,
-                software="benchmark",
-                role=Role.INFERENCE,
-                instance=number.to_bytes(16, "big"),
-                wall_s=time.time(),
-                backend=backend,
-                addresses=(),
-            )
-            await call_message(client, "hello", hello, Welcome, timeout_s=60)
-            leases = await _lease_all(client, groups)
-            envelopes = [seal(identity, made_up(lease)) for lease in leases]
-            await ready.wait()
-            queue = iter(envelopes)
-            async with anyio.create_task_group() as tasks:
-                for _ in range(PUSHES_AT_ONCE):
-                    tasks.start_soon(_push_all, client, queue, seconds)
-
-
-async def _lease_all(client: RpcClient, groups: int) -> list[Lease]:
-    leases: list[Lease] = []
-    while len(leases) < groups:
-        capacity = min(4096, GROUP * (groups - len(leases)))
-        request = LeaseRequest(capacity=capacity, held_version=0, tokens_per_s=1e8, wait_s=5)
-        leases += (await call_message(client, "lease", request, LeaseReply, timeout_s=60)).leases
-    return leases
-
-
-async def _push_all(client: RpcClient, envelopes: Any, seconds: list[float]) -> None:
-    for envelope in envelopes:
-        start = time.perf_counter()
-        while True:
-            reply = await call_message(client, "push", Push(envelope=envelope), PushReply, timeout_s=120)
-            if reply.verdicts:
-                break
-            await anyio.sleep(reply.retry_after_s)
-        assert all(verdict.reason is Reason.ACCEPTED for verdict in reply.verdicts)
-        seconds.append(time.perf_counter() - start)
-
-
-class Barrier:
-    """Says `ready` to the parent when all peers of this process are, and lets them go when the parent says so."""
-
-    def __init__(self, count: int) -> None:
-        self._missing = count
-        self._go = anyio.Event()
-
-    async def wait(self) -> None:
-        """Wait for the start."""
-        self._missing -= 1
-        if self._missing == 0:
-            print("ready", flush=True)
-            await anyio.to_thread.run_sync(sys.stdin.readline)
-            self._go.set()
-        await self._go.wait()
-
-
-async def worker_main(first: int, count: int, address: str, groups: int) -> None:
-    """Run some peers and print their times to verdict."""
-    seconds: list[float] = []
-    barrier = Barrier(count)
-    async with anyio.create_task_group() as tasks:
-        for number in range(first, first + count):
-            tasks.start_soon(peer_main, number, address, groups, barrier, seconds)
-    print(json.dumps(seconds), flush=True)
 
 
 # The coordinator's side.
@@ -236,8 +114,7 @@ async def _drive(state: RunState, address: str, scale: Scale) -> dict[str, Any]:
             [
                 sys.executable,
                 "-m",
-                "benchmarks.intake",
-                "--worker",
+                "benchmarks._intake_peers",
                 str(n * each),
                 str(each),
                 address,
@@ -379,13 +256,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", type=int, default=16)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--groups", type=int, default=100, help="of each peer")
-    parser.add_argument("--worker", nargs=4, metavar=("FIRST", "COUNT", "ADDRESS", "GROUPS"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
     given = parse()
-    if given.worker:
-        anyio.run(worker_main, int(given.worker[0]), int(given.worker[1]), given.worker[2], int(given.worker[3]))
-    else:
-        anyio.run(main, Scale(peers=given.peers, processes=given.processes, groups=given.groups))
+    anyio.run(main, Scale(peers=given.peers, processes=given.processes, groups=given.groups))
