@@ -3,6 +3,7 @@
 The event loop stands still during each step, so a node never uses it with an engine that computes.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -15,14 +16,14 @@ from echo_swarm.work import BackendReport
 
 
 class InlineBackend:
-    """Steps its engine whenever somebody waits for it."""
+    """Steps its engine when the engine has something to do, and sleeps in between."""
 
     def __init__(self, engine: Engine, *, with_self_test: bool = False) -> None:
         self._conductor = Conductor(engine, with_self_test=with_self_test)
         self._outcomes: deque[Outcome] = deque()
         self._results: dict[int, str | None] = {}
         self._loads = 0
-        self._work = anyio.Event()
+        self._changed = anyio.Event()
 
     @property
     def report(self) -> BackendReport:
@@ -34,7 +35,7 @@ class InlineBackend:
         load_id = self._loads
         self._loads += 1
         self._conductor.load(load_id, policy)
-        self._work.set()
+        self._notify()
         while load_id not in self._results:
             await self._advance()
         reason = self._results.pop(load_id)
@@ -44,23 +45,28 @@ class InlineBackend:
     async def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests (see `Backend.submit`)."""
         self._conductor.submit(requests)
-        self._work.set()
+        self._notify()
         await anyio.lowlevel.checkpoint()
 
     async def next_outcome(self) -> Outcome:
         """Return what finished next (see `Backend.next_outcome`)."""
         while not self._outcomes:
-            if not self._conductor.pending:
-                self._work = anyio.Event()
-                await self._work.wait()
             await self._advance()
         return self._outcomes.popleft()
 
     async def _advance(self) -> None:
+        """Wait until the engine is due or somebody submits, loads or advances; then do the next thing."""
         # At least a checkpoint, so that others run between two steps.
-        await anyio.sleep(self._conductor.wait_s(idle_s=0.0))
+        with anyio.move_on_after(self._conductor.wait_s(idle_s=math.inf)):
+            await self._changed.wait()
+            return
         for event in self._conductor.advance():
             if isinstance(event, LoadResult):
                 self._results[event.load_id] = event.reason
             else:
                 self._outcomes.append(event)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
