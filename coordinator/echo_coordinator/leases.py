@@ -117,13 +117,15 @@ class LeaseBook:
         """
         left = self.share(peer, capacity=capacity, tokens_per_s=tokens_per_s, alone=alone)
         granted: list[LiveLease] = []
+        waits = self._updates_before()
         for group in self._candidates():
             members = group.members(SlotState.OPEN)[:left]
             for start in range(0, len(members), MAX_TRAJECTORIES):
                 if len(granted) == MAX_LEASES:
                     return granted
                 chunk = members[start : start + MAX_TRAJECTORIES]
-                granted.append(self._grant(peer, group, chunk, window, now, new_id()))
+                oldest = window.oldest(waits.get(group.group_id, 0))
+                granted.append(self._grant(peer, group, chunk, (oldest, window.newest), now, new_id()))
                 left -= len(chunk)
             if left <= 0:
                 break
@@ -200,8 +202,26 @@ class LeaseBook:
         groups = [group for group in self._groups.by_id.values() if group.state == "active"]
         return [g for g in groups if g.kind == "eval"] + [g for g in groups if g.kind == "train"]
 
+    def _updates_before(self) -> dict[int, int]:
+        """Return for each training group how many updates come before the one that consumes it, oldest first."""
+        before, in_training = 0, False
+        waits: dict[int, int] = {}
+        for group in self._groups.of_kind("train"):
+            if group.state == "training":
+                in_training = True
+            else:
+                waits[group.group_id] = before // self._settings.groups_per_update
+                before += 1
+        return {group_id: updates + in_training for group_id, updates in waits.items()}
+
     def _grant(
-        self, peer: PeerId, group: Group, members: list[int], window: VersionWindow, now: float, lease_id: bytes
+        self,
+        peer: PeerId,
+        group: Group,
+        members: list[int],
+        versions: tuple[int, int | None],
+        now: float,
+        lease_id: bytes,
     ) -> LiveLease:
         pinned = group.pinned_version
         lease = LiveLease(
@@ -212,8 +232,8 @@ class LeaseBook:
             outstanding=set(members),
             deadline=now + self._settings.lease_s,
             hard_deadline=now + self._settings.lease_max_s,
-            min_version=window.oldest if pinned is None else pinned,
-            max_version=window.newest if pinned is None else pinned,
+            min_version=versions[0] if pinned is None else pinned,
+            max_version=versions[1] if pinned is None else pinned,
         )
         for member in members:
             slot = group.slots[member]

@@ -29,9 +29,24 @@ class Versions:
 class VersionWindow:
     """Which versions a lease may be sampled with."""
 
-    oldest: int
-    newest: int | None
-    """None: any newer one."""
+    trained: int
+    published: int
+    max_staleness: int
+
+    @property
+    def newest(self) -> int | None:
+        """None: any newer one than `oldest`."""
+        return self.published if self.max_staleness == 0 else None
+
+    def oldest(self, updates_before: int = 0) -> int:
+        """Return the oldest version that is still fresh enough after `updates_before` more updates.
+
+        A group that waits behind others is consumed later, when the policy is that much newer; sampled with an older
+        version than this it would be dropped then. What a node holds is good enough while it is inside the bound.
+        """
+        if self.max_staleness == 0:
+            return self.published
+        return min(self.published, max(0, self.trained + updates_before - self.max_staleness))
 
 
 def staleness(current: int, oldest: int) -> int:
@@ -58,8 +73,4 @@ def version_window(max_staleness: int, versions: Versions) -> VersionWindow | No
     """Return the versions that training leases ask for now; None while there is nothing to sample with."""
     if versions.published is None:
         return None
-    if max_staleness == 0:
-        return VersionWindow(oldest=versions.published, newest=versions.published)
-    # A node may not hold the newest version yet; what it holds is good enough while it is inside the bound.
-    oldest = min(versions.published, max(0, versions.trained - max_staleness))
-    return VersionWindow(oldest=oldest, newest=None)
+    return VersionWindow(trained=versions.trained, published=versions.published, max_staleness=max_staleness)

@@ -31,12 +31,22 @@ def test_an_update_that_is_not_published_yet_uses_up_one_version_of_the_capacity
 
 
 def test_the_sequential_mode_pins_leases_to_the_published_version():
-    assert version_window(0, Versions(trained=7, published=7)) == VersionWindow(oldest=7, newest=7)
+    window = version_window(0, Versions(trained=7, published=7))
+    assert window == VersionWindow(trained=7, published=7, max_staleness=0)
+    assert (window.oldest(), window.oldest(3), window.newest) == (7, 7, 7)
 
 
 def test_the_asynchronous_mode_takes_any_version_inside_the_bound():
-    assert version_window(2, Versions(trained=7, published=7)) == VersionWindow(oldest=5, newest=None)
-    assert version_window(2, Versions(trained=1, published=1)) == VersionWindow(oldest=0, newest=None)
+    window = VersionWindow(trained=7, published=7, max_staleness=2)
+    assert (window.oldest(), window.newest) == (5, None)
+    assert VersionWindow(trained=1, published=1, max_staleness=2).oldest() == 0
+
+
+def test_what_waits_behind_other_groups_has_to_be_sampled_with_a_newer_version() -> None:
+    window = VersionWindow(trained=7, published=7, max_staleness=2)
+    assert [window.oldest(updates) for updates in range(4)] == [5, 6, 7, 7]
+    # Version 8 is trained and not fetchable yet: nobody can be asked for more than 7.
+    assert VersionWindow(trained=8, published=7, max_staleness=2).oldest(2) == 7
 
 
 def test_there_is_nothing_to_sample_with_before_version_0():
