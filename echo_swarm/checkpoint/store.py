@@ -102,8 +102,9 @@ class VersionStore(ManifestShelf):
         """Return the digests of whole artifacts, newest version first, for PeerRecord."""
         found: list[bytes] = []
         for version in reversed(self.versions()):
-            manifest = self._manifests[version].message
-            found += [a.digest for a in manifest.artifacts if self.artifact_path(version, a.kind) is not None]
+            signed = self._manifests.get(version)  # None: deleted by another thread just now
+            artifacts = signed.message.artifacts if signed else ()
+            found += [a.digest for a in artifacts if self.artifact_path(version, a.kind) is not None]
         return found[:limit]
 
     def verify(self, version: int, kind: ArtifactKind) -> Path | None:

@@ -1,10 +1,13 @@
 """From completions to signed submissions in the outbox.
 
-Trajectories are collected by their policy version, so that a submission goes stale as a whole; the worker decides
-when to flush. What is in memory here is lost by a crash: at most FLUSH_S worth of work.
+Trajectories are collected by their policy version, so that a submission goes stale as a whole; those of leases that
+were pinned to a version (evaluation, sequential mode) never go stale by our own judgement, since only the coordinator
+knows what they are for. The worker decides when to flush. What is in memory here is lost by a crash: at most FLUSH_S
+worth of work.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from anyio import to_thread
 
@@ -21,6 +24,15 @@ MAX_BYTES_PER_SUBMISSION = 4 << 20
 """Half of what the protocol takes, so that names and framing always fit."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ripe:
+    """A finished trajectory."""
+
+    trajectory: Trajectory
+    version: int | None
+    """The policy version by which it goes stale; None if only the coordinator can tell."""
+
+
 class Harvest:
     """Finished trajectories on their way to the outbox."""
 
@@ -29,34 +41,34 @@ class Harvest:
         self._run_id = run_id
         self._outbox = outbox
         self._stored = stored
-        self._ripe: list[Trajectory] = []
+        self._ripe: list[Ripe] = []
 
     def __len__(self) -> int:
         return len(self._ripe)
 
     def add(self, lease: Lease, member: LeaseMember, completion: Completion, report: BackendReport) -> None:
         """Take a completion of a lease."""
-        self._ripe.append(
-            Trajectory(
-                lease_id=lease.lease_id,
-                group_id=lease.group_id,
-                member=member.member,
-                prompt_digest=prompt_digest(lease.prompt_ids),
-                policy=BehaviourPolicy(
-                    oldest_version=completion.oldest_version,
-                    newest_version=completion.newest_version,
-                    artifact_digest=completion.artifact_digest,
-                    backend=report.backend,
-                    build=report.build,
-                    precision=report.precision,
-                ),
-                temperature=lease.sampling.temperature,
-                seed=member.seed,
-                finish_reason=completion.finish_reason,
-                token_ids=pack_u32(completion.token_ids),
-                logprobs=pack_f32(completion.logprobs),
-            )
+        trajectory = Trajectory(
+            lease_id=lease.lease_id,
+            group_id=lease.group_id,
+            member=member.member,
+            prompt_digest=prompt_digest(lease.prompt_ids),
+            policy=BehaviourPolicy(
+                oldest_version=completion.oldest_version,
+                newest_version=completion.newest_version,
+                artifact_digest=completion.artifact_digest,
+                backend=report.backend,
+                build=report.build,
+                precision=report.precision,
+            ),
+            temperature=lease.sampling.temperature,
+            seed=member.seed,
+            finish_reason=completion.finish_reason,
+            token_ids=pack_u32(completion.token_ids),
+            logprobs=pack_f32(completion.logprobs),
         )
+        goes_stale = lease.max_version is None
+        self._ripe.append(Ripe(trajectory=trajectory, version=completion.oldest_version if goes_stale else None))
 
     async def flush(self) -> None:
         """Put all that is here into the outbox, durably. Raises StorageFull."""
@@ -65,30 +77,30 @@ class Harvest:
             await to_thread.run_sync(self._store, ripe)
             self._stored()
 
-    def _store(self, ripe: list[Trajectory]) -> None:
-        for batch in batches(ripe):
+    def _store(self, ripe: list[Ripe]) -> None:
+        for version, batch in batches(ripe):
             self._outbox.put(
                 seal(self._identity, Submission(run_id=self._run_id, trajectories=tuple(batch))),
                 trajectories=len(batch),
                 tokens=sum(len(trajectory.token_ids) // 4 for trajectory in batch),
-                oldest_version=batch[0].policy.oldest_version,
+                oldest_version=version,
                 lease_ids={trajectory.lease_id for trajectory in batch},
             )
 
 
-def batches(trajectories: list[Trajectory]) -> Iterator[list[Trajectory]]:
-    """Split into submissions: one oldest version each, bounded in number and bytes, otherwise in order."""
-    by_version: dict[int, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        by_version.setdefault(trajectory.policy.oldest_version, []).append(trajectory)
-    for siblings in by_version.values():
+def batches(ripe: list[Ripe]) -> Iterator[tuple[int | None, list[Trajectory]]]:
+    """Split into submissions of one `Ripe.version` each, bounded in number and bytes, otherwise in order."""
+    by_version: dict[int | None, list[Trajectory]] = {}
+    for item in ripe:
+        by_version.setdefault(item.version, []).append(item.trajectory)
+    for version, siblings in by_version.items():
         batch: list[Trajectory] = []
         size = 0
         for trajectory in siblings:
             added = len(trajectory.token_ids) + len(trajectory.logprobs)
             if batch and (len(batch) == MAX_PER_SUBMISSION or size + added > MAX_BYTES_PER_SUBMISSION):
-                yield batch
+                yield version, batch
                 batch, size = [], 0
             batch.append(trajectory)
             size += added
-        yield batch
+        yield version, batch

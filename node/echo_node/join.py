@@ -94,7 +94,7 @@ def _seams(
 
 def _farewell(outcome: Outcome, node: Node) -> list[str]:
     why = "the run is finished" if outcome is Outcome.FINISHED else "stopped"
-    return [why, *summary_lines(node.final_status)]
+    return [why, *summary_lines(node.status())]
 
 
 class _Stop:

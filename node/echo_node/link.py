@@ -197,7 +197,7 @@ class Link:
             raise _refusal(e, self._invite.run) from e
         signed = check_run_manifest(welcome.run_manifest, run_id=self._invite.run, publisher_key=self._invite.key)
         skew_s = (sent_s + self._clock.wall_s()) / 2 - welcome.wall_s
-        if abs(skew_s) > SKEW_WARNING_S:
+        if abs(skew_s) > SKEW_WARNING_S and not self.joins:
             self._activity.say(
                 f"warning: this machine's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the "
                 "coordinator's; set it by NTP, or other peers will ignore what this node announces"

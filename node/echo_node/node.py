@@ -26,6 +26,7 @@
 Three things end a node: the run is finished, somebody calls `stop`, or a part raises what cannot be repaired here.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -55,6 +56,7 @@ from echo_swarm.checkpoint.trust import TrustedHead
 from echo_swarm.clock import Clock
 from echo_swarm.directory.announce import keep_announced
 from echo_swarm.directory.base import Directory, peers_topic
+from echo_swarm.errors import LocalFault
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.transport.base import Host
@@ -105,6 +107,8 @@ class Node:
         self._paths = StatePaths(state_dir=config.state_dir, run_id=invite.run)
         self._ending: Outcome | None = None
         self._end = anyio.Event()
+        self.final_status: LocalStatus | None = None
+        """Set when `run` has ended."""
         self._record_changed = anyio.Event()
         self.activity = Activity(seams.clock, seams.emit)
         self.store = VersionStore(run_dirs(config.state_dir), invite.run, quota_bytes=config.max_store_bytes)
@@ -170,6 +174,7 @@ class Node:
             clock=self._seams.clock,
             activity=self.activity,
             changed=self._on_versions_changed,
+            needed=lambda: self.worker.needed_versions(),
         )
 
     def _make_link(self) -> Link:
@@ -234,7 +239,8 @@ class Node:
                     tasks.cancel_scope.cancel()
         finally:
             self.final_status = self.status(running=False)
-            write_status(self._paths.status, self.final_status)
+            with contextlib.suppress(LocalFault):
+                write_status(self._paths.status, self.final_status)
             self.outbox.close()
         assert self._ending is not None
         return self._ending
@@ -279,10 +285,15 @@ class Node:
 
     async def _note_status(self) -> None:
         while True:
-            await to_thread.run_sync(write_status, self._paths.status, self.status())
+            try:
+                await to_thread.run_sync(write_status, self._paths.status, self.status())
+            except LocalFault as e:
+                self.activity.rejected("status file", str(e))
             await anyio.sleep(min(self.heartbeat.beat_s, STATUS_S))
 
     def status(self, *, running: bool = True) -> LocalStatus:
         """Return what the node says about itself now."""
+        if self.final_status is not None:
+            return self.final_status
         ending = "" if running else f"left ({self._ending or 'it failed'})"
         return self.report.status(beat_s=self.heartbeat.beat_s, ending=ending)

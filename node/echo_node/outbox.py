@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS submissions (
     envelope BLOB NOT NULL,
     trajectories INTEGER NOT NULL,
     tokens INTEGER NOT NULL,
-    oldest_version INTEGER NOT NULL,
+    oldest_version INTEGER,
     lease_ids BLOB NOT NULL,
     sent INTEGER NOT NULL DEFAULT 0
 );
@@ -60,8 +60,8 @@ class Entry:
     trajectories: int
     tokens: int
     """Completion tokens of all of them."""
-    oldest_version: int
-    """Every trajectory inside has this one."""
+    oldest_version: int | None
+    """Every trajectory inside has this one; None if they do not go stale."""
 
 
 class Outbox:
@@ -87,7 +87,7 @@ class Outbox:
             self._db.close()
 
     def put(
-        self, envelope: bytes, *, trajectories: int, tokens: int, oldest_version: int, lease_ids: Iterable[bytes]
+        self, envelope: bytes, *, trajectories: int, tokens: int, oldest_version: int | None, lease_ids: Iterable[bytes]
     ) -> bool:
         """Store a submission durably; the same bytes twice are stored once.
 
@@ -97,7 +97,7 @@ class Outbox:
             envelope: signed Submission.
             trajectories: how many are inside.
             tokens: their completion tokens.
-            oldest_version: the same for all of them.
+            oldest_version: the same for all of them; None when only the coordinator can tell whether they are stale.
             lease_ids: the leases they belong to.
 
         Returns:

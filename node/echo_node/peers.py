@@ -1,7 +1,10 @@
 """Whom a node can ask for versions besides the coordinator: what the directory says, dialled on first use."""
 
+import contextlib
 from collections.abc import Sequence
 from random import Random
+
+import anyio
 
 from echo_swarm.clock import Clock
 from echo_swarm.directory.base import Directory, peers_topic
@@ -16,6 +19,9 @@ MAX_PROVIDERS = 16
 DIAL_TIMEOUT_S = 3.0
 REDIAL_S = 60.0
 """A peer that could not be dialled is left alone for this long."""
+CONNECTED_S = 60.0
+"""A peer that could be dialled is taken to be connected for this long; dialling again is cheap if it is."""
+MAX_ADDRESSES = 4
 FRESH_S = 2.0
 """How long what the directory said is used again: a download asks every half second."""
 
@@ -45,12 +51,12 @@ class Peers:
 
     async def providers(self, artifact_digest: bytes) -> Sequence[PeerId]:
         """Return the coordinator and reachable peers that announced a whole artifact."""
-        return await self._reachable(
-            [peer for peer, record in (await self._records()).items() if artifact_digest in record.artifact_digests]
-        )
+        records = await self._records()
+        found = [peer for peer, record in records.items() if artifact_digest in record.artifact_digests]
+        return [self._coordinator, *await self._reachable(found)]
 
     async def holders(self, version: int) -> Sequence[PeerId]:
-        """Return the coordinator and reachable peers that hold `version` or a newer one, for its manifest."""
+        """Return reachable peers that hold `version` or a newer one, for its manifest."""
         return await self._reachable(
             [peer for peer, record in (await self._records()).items() if (record.held_version or 0) >= version]
         )
@@ -70,23 +76,22 @@ class Peers:
     async def _reachable(self, candidates: list[PeerId]) -> list[PeerId]:
         others = [peer for peer in candidates if peer not in (self._coordinator, self._host.peer_id)]
         self._random.shuffle(others)
-        chosen = [self._coordinator]
-        for peer in others[:MAX_PROVIDERS]:
-            if await self._dial(peer, self._found[peer].addresses):
-                chosen.append(peer)
-        return chosen
+        chosen = others[:MAX_PROVIDERS]
+        # All at once and for a bounded time, so that the dead ones among them cost nothing but that.
+        with anyio.move_on_after(DIAL_TIMEOUT_S):
+            async with anyio.create_task_group() as tasks:
+                for peer in chosen:
+                    tasks.start_soon(self._dial, peer, self._found[peer].addresses)
+        return [peer for peer in chosen if self._dialled.get(peer, (False, 0.0))[0]]
 
-    async def _dial(self, peer: PeerId, addresses: tuple[str, ...]) -> bool:
+    async def _dial(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        now_s = self._clock.monotonic_s()
         reached, at_s = self._dialled.get(peer, (False, float("-inf")))
-        if reached or self._clock.monotonic_s() - at_s < REDIAL_S:
-            return reached
-        reached = False
-        for address in addresses[:4]:
-            try:
-                reached = await self._host.connect(address, timeout_s=DIAL_TIMEOUT_S) == peer
-            except PeerUnreachable:
-                continue
-            if reached:
-                break
-        self._dialled[peer] = (reached, self._clock.monotonic_s())
-        return reached
+        if now_s - at_s < (CONNECTED_S if reached else REDIAL_S):
+            return
+        self._dialled[peer] = (False, now_s)
+        for address in addresses[:MAX_ADDRESSES]:
+            with contextlib.suppress(PeerUnreachable):
+                if await self._host.connect(address, timeout_s=DIAL_TIMEOUT_S) == peer:
+                    self._dialled[peer] = (True, now_s)
+                    return

@@ -55,6 +55,7 @@ class PolicySync:
         clock: Clock,
         activity: Activity,
         changed: Callable[[], None],
+        needed: Callable[[], Collection[int]],
         kind: ArtifactKind = ArtifactKind.SAFETENSORS,
         backoff: Callable[[], Backoff] = lambda: Backoff(first_s=0.5, limit_s=30.0),
     ) -> None:
@@ -68,6 +69,7 @@ class PolicySync:
         self._clock = clock
         self._activity = activity
         self._changed = changed
+        self._needed = needed
         self._kind = kind
         self._backoff = backoff
         self._run: RunManifest | None = None
@@ -266,7 +268,9 @@ class PolicySync:
         if kept is not None:
             return self._trusted.check_past(kept.raw)
         failures: list[str] = []
-        for peer in await self._peers.holders(version):
+        # The coordinator first: it answers without any dialling.
+        asked = [self._invite.coordinator]
+        for peer in asked:
             try:
                 raw = await ask_manifest(
                     self._host, peer, self._invite.run, version if past else None, timeout_s=MANIFEST_TIMEOUT_S
@@ -278,6 +282,8 @@ class PolicySync:
                 failures.append(f"{peer}: has only version {got}")
             except (PeerUnreachable, PeerFault) as e:
                 failures.append(f"{peer}: {e}")
+            if peer == self._invite.coordinator:
+                asked += await self._peers.holders(version)
         raise Unavailable(f"nobody has the manifest of version {version} ({'; '.join(failures)})")
 
     async def _trust(self, raw: bytes) -> Signed[CheckpointManifest]:
@@ -286,7 +292,7 @@ class PolicySync:
         return signed
 
     async def _tidy(self) -> None:
-        in_use = self._in_use | self._wanted
+        in_use = self._in_use | self._wanted | set(self._needed())
         deleted = await to_thread.run_sync(self._store.retain, self.max_staleness + 1, in_use)
         for version in deleted:
             self._files.pop(version, None)

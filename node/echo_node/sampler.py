@@ -149,9 +149,7 @@ class Sampler:
             # Before any work is taken: a node that cannot load must not hold leases.
             return newest is not None and await self._load(newest)
         self._policies.want(self._book.missing(newest, self._policies.usable))
-        turn = self._book.turn(
-            loaded=self.loaded, newest=newest, held=self._policies.usable, now_s=self._clock.monotonic_s()
-        )
+        turn = self._turn()
         if turn is None or not self.free:
             return False
         if turn.version != self.loaded:
@@ -180,8 +178,27 @@ class Sampler:
         self._swapped()
         return True
 
-    async def _submit(self, turn: Turn) -> None:
-        lease = turn.lease
+    def _turn(self) -> Turn | None:
+        return self._book.turn(
+            loaded=self.loaded,
+            newest=self._policies.newest,
+            held=self._policies.usable,
+            now_s=self._clock.monotonic_s(),
+        )
+
+    async def _submit(self, first: Turn) -> None:
+        """Submit all that can run now in one call: what runs beside what then follows from the leases alone."""
+        requests: list[GenerationRequest] = []
+        turn: Turn | None = first
+        while turn is not None and turn.version == self.loaded and self.free:
+            begun = self._begin(turn.lease)
+            if not begun:
+                break
+            requests += begun
+            turn = self._turn()
+        await self._backend.submit(requests)
+
+    def _begin(self, lease: Lease) -> list[GenerationRequest]:
         prompt_ids = tuple(unpack_u32(lease.prompt_ids))
         requests: list[GenerationRequest] = []
         for member in self._book.begin(lease.lease_id, self.free):
@@ -196,7 +213,7 @@ class Sampler:
                 )
             )
             self._next_id += 1
-        await self._backend.submit(requests)
+        return requests
 
     async def _collect(self) -> None:
         while True:

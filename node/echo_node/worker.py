@@ -30,7 +30,7 @@ from echo_node.sampler import Finished, Policies, Refused, Sampler
 from echo_node.waits import describe_wait
 from echo_swarm.clock import Clock
 from echo_swarm.errors import BackendFailed, MalformedMessage, PeerUnreachable, RemoteError
-from echo_swarm.work import BackendReport, LeaseReply, LeaseRequest, Release, Released, WaitReason
+from echo_swarm.work import BackendReport, Lease, LeaseReply, LeaseRequest, Release, Released, WaitReason
 
 LEASE_WAIT_S = 10.0
 """Long poll: how long the coordinator may hold a request for work."""
@@ -105,6 +105,10 @@ class Worker:
     def held_leases(self) -> set[bytes]:
         """Return the leases of which something is still to be done or to be pushed."""
         return set(self._book.ids) | self._outbox.lease_ids()
+
+    def needed_versions(self) -> set[int]:
+        """Return the versions that leases wait to be sampled with."""
+        return self._book.missing(self._policies.newest, ())
 
     def wake(self) -> None:
         """Tell that versions changed."""
@@ -239,9 +243,11 @@ class Worker:
         self._heard(reply.head_version)
         if reply.leases:
             self._activity.done(Part.WORK)
-            self._book.add(reply.leases, self._clock.monotonic_s())
+            self._book.add(filter(is_sound, reply.leases), self._clock.monotonic_s())
+            broken = [lease.lease_id for lease in reply.leases if not is_sound(lease)]
+            self._give_back(broken, "the prompt is empty or no list of token ids", failed=True)
             self._notify()
-            return 0.0
+            return MIN_PAUSE_S if broken else 0.0
         if reply.wait_reason is WaitReason.FINISHED:
             self._run_finished()
         self._activity.waits(Part.WORK, describe_wait(reply.wait_reason))
@@ -303,6 +309,11 @@ class Worker:
         self._changed = anyio.Event()
         if self._sampler is not None:
             self._sampler.wake()
+
+
+def is_sound(lease: Lease) -> bool:
+    """Whether a lease's prompt can be unpacked; everything else about it was checked when it was read."""
+    return bool(lease.prompt_ids) and len(lease.prompt_ids) % 4 == 0
 
 
 def _leaves(group: BaseExceptionGroup[BackendFailed]) -> list[BackendFailed]:

@@ -36,7 +36,7 @@ async def test_the_counters_of_node_and_coordinator_are_equal(tmp_path: Path):
     async with swarm.serving(), swarm.node() as running:
         await until(lambda: len(swarm.coordinator.accepted) >= 40)
         await running.leave()
-    status = running.node.final_status
+    status = running.node.status()
     mine = {"accepted": status.accepted, **status.rejected}
     assert mine == dict(swarm.coordinator.counts[running.host.peer_id])
     assert status.pending == 0
@@ -53,7 +53,7 @@ async def test_counters_stay_equal_when_the_network_loses_and_repeats(tmp_path: 
             swarm.network.break_streams(peer, host.peer_id)
         await until(lambda: len(swarm.coordinator.accepted) >= 50)
         await running.leave()
-    status = running.node.final_status
+    status = running.node.status()
     assert {"accepted": status.accepted, **status.rejected} == dict(swarm.coordinator.counts[peer])
     members = [(t.lease_id, t.member) for t in swarm.coordinator.accepted]
     assert len(members) == len(set(members))
@@ -113,6 +113,40 @@ async def test_in_sequential_mode_every_trajectory_is_of_the_version_asked_for(t
             await until(lambda version=version: len(coordinator.accepted) == 4 * (version + 1))
     assert [t.policy.oldest_version for t in coordinator.accepted] == [0] * 4 + [1] * 4 + [2] * 4
     assert {reason for counts in coordinator.counts.values() for reason in counts} == {"accepted"}
+
+
+async def test_evaluation_of_an_old_version_is_done_and_pushed_however_far_the_head_has_moved(tmp_path: Path):
+    swarm = make_swarm(tmp_path, max_staleness=0)
+    coordinator = swarm.coordinator
+    coordinator.endless = False
+    for version in range(4):
+        coordinator.publish(version)
+    coordinator.wish(4, pinned=0)
+    coordinator.wish(4)
+    async with swarm.serving(), swarm.node() as running:
+        await until(lambda: len(coordinator.accepted) == 8)
+        await running.leave()
+    assert {t.policy.oldest_version for t in coordinator.accepted} == {0, 3}
+    assert running.node.status().rejected == {}
+
+
+async def test_a_lease_with_a_broken_prompt_is_handed_back_and_the_next_good_one_is_served(tmp_path: Path):
+    swarm = make_swarm(tmp_path)
+    coordinator = swarm.coordinator
+    coordinator.endless = False
+    coordinator.publish(0)
+    make_lease = coordinator._make_lease
+
+    def make_broken_lease(peer, wish, members):
+        lease = make_lease(peer, wish, members)
+        return lease.model_copy(update={"prompt_ids": b"12345"}) if wish.group == 1 else lease
+
+    coordinator._make_lease = make_broken_lease
+    coordinator.wish(4)
+    coordinator.wish(4)
+    async with swarm.serving(), swarm.node():
+        await until(lambda: len(coordinator.accepted) == 4 and coordinator.released)
+    assert coordinator.released[0].failed
 
 
 async def test_a_lease_that_runs_out_is_dropped_and_handed_back(tmp_path: Path):
@@ -236,7 +270,7 @@ async def test_the_node_ends_when_the_run_is_finished(tmp_path: Path):
         await until(lambda: len(swarm.coordinator.accepted) >= 8)
         swarm.coordinator.finished = True
         assert await running.wait() is Outcome.FINISHED
-    assert running.node.final_status.accepted == len(swarm.coordinator.accepted)
+    assert running.node.status().accepted == len(swarm.coordinator.accepted)
 
 
 async def test_leaving_finishes_what_it_can_and_hands_back_the_rest(tmp_path: Path):

@@ -80,6 +80,14 @@ def test_over_stale_work_is_dropped_and_counted_unless_the_coordinator_may_know_
     assert outbox.drop_stale(4) == 0
 
 
+def test_what_only_the_coordinator_can_call_stale_is_never_dropped_as_stale(tmp_path: Path):
+    outbox = Outbox(tmp_path / "outbox.sqlite")
+    outbox.put(b"evaluation", trajectories=1, tokens=1, oldest_version=None, lease_ids=[bytes(16)])
+    assert outbox.drop_stale(1000) == 0
+    entry = outbox.oldest()
+    assert entry is not None and entry.oldest_version is None
+
+
 def test_at_its_size_limit_the_oldest_unsent_work_goes_first(tmp_path: Path):
     outbox = Outbox(tmp_path / "outbox.sqlite", max_bytes=1000)
     put(outbox, "sent", size=400)
