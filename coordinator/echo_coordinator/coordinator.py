@@ -157,16 +157,18 @@ async def run_coordinator(
         server = RpcServer(host, WORK_PROTOCOL, max_request_bytes=MAX_REQUEST_BYTES)
         WorkService(state, published=published, status=status).register(server)
         await coordinator.reporter.refresh()
-        async with server, anyio.create_task_group() as tasks, control_server(folder, coordinator.answer):
-            for loop in _loops(coordinator, pool):
-                tasks.start_soon(loop)
-            tasks.start_soon(publishing.announce, host, directory, settings.run.id)
-            try:
-                yield coordinator
-            finally:
-                status_now = coordinator.reporter.status()
-                write_atomically(folder.last_status, status_now.model_dump_json(indent=2).encode())
-                tasks.cancel_scope.cancel()
+        async with server, anyio.create_task_group() as tasks:
+            # Closed before the tasks are cancelled: a wait cancelled in closing would hide what the block raised.
+            async with control_server(folder, coordinator.answer):
+                for loop in _loops(coordinator, pool):
+                    tasks.start_soon(loop)
+                tasks.start_soon(publishing.announce, host, directory, settings.run.id)
+                try:
+                    yield coordinator
+                finally:
+                    status_now = coordinator.reporter.status()
+                    write_atomically(folder.last_status, status_now.model_dump_json(indent=2).encode())
+            tasks.cancel_scope.cancel()
 
 
 def _loops(coordinator: Coordinator, pool: Scorers) -> list[Callable[[], Coroutine[Any, Any, None]]]:
