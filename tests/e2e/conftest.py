@@ -1,0 +1,8 @@
+"""Whole coordinators: asyncio only."""
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
