@@ -9,6 +9,7 @@ worth of work.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import anyio
 from anyio import to_thread
 
 from echo_node.backends.base import Completion
@@ -42,6 +43,7 @@ class Harvest:
         self._outbox = outbox
         self._stored = stored
         self._ripe: list[Ripe] = []
+        self._storing = anyio.Lock()
 
     def __len__(self) -> int:
         return len(self._ripe)
@@ -71,11 +73,13 @@ class Harvest:
         self._ripe.append(Ripe(trajectory=trajectory, version=completion.oldest_version if goes_stale else None))
 
     async def flush(self) -> None:
-        """Put all that is here into the outbox, durably. Raises StorageFull."""
-        ripe, self._ripe = self._ripe, []
-        if ripe:
-            await to_thread.run_sync(self._store, ripe)
-            self._stored()
+        """Return once all that was added before is in the outbox, durably. Raises StorageFull."""
+        # The lock: a caller must not return while another one is still writing what both want to be stored.
+        async with self._storing:
+            ripe, self._ripe = self._ripe, []
+            if ripe:
+                await to_thread.run_sync(self._store, ripe)
+                self._stored()
 
     def _store(self, ripe: list[Ripe]) -> None:
         for version, batch in batches(ripe):

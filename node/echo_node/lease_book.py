@@ -140,7 +140,13 @@ class LeaseBook:
         return [lease_id for lease_id in lease_ids if self._open.pop(lease_id, None) is not None]
 
     def drop_waiting(self) -> list[bytes]:
-        """Forget all members that have not begun; returns (and forgets) the leases of which nothing runs."""
-        for entry in self._open.values():
-            entry.waiting.clear()
-        return self.drop([lease_id for lease_id, entry in self._open.items() if not entry.running])
+        """Forget all members that have not begun, and the leases of which nothing runs.
+
+        Returns the leases that lost members: they are to be handed back once the rest of them is done.
+        """
+        unfinished = [lease_id for lease_id, entry in self._open.items() if entry.waiting]
+        for lease_id in unfinished:
+            self._open[lease_id].waiting.clear()
+            if not self._open[lease_id].running:
+                del self._open[lease_id]
+        return unfinished

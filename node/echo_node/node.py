@@ -130,6 +130,7 @@ class Node:
             activity=self.activity,
             heard=self.policies.heard,
             lowest_version=self.policies.lowest_useful,
+            settled=lambda: self.worker.wake(),
         )
         self.worker = self._make_worker()
         self.report = SelfReport(

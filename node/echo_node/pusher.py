@@ -35,6 +35,7 @@ class Pusher:
         activity: Activity,
         heard: Callable[[int | None], None],
         lowest_version: Callable[[], int],
+        settled: Callable[[], None],
         backoff: Backoff | None = None,
     ) -> None:
         """Describe the pusher.
@@ -45,6 +46,7 @@ class Pusher:
             activity: for what people see.
             heard: told the head version in each answer.
             lowest_version: the oldest policy version that is not yet over-stale.
+            settled: called whenever a submission has left the outbox.
             backoff: after answers that make no sense.
 
         """
@@ -53,6 +55,7 @@ class Pusher:
         self._activity = activity
         self._heard = heard
         self._lowest_version = lowest_version
+        self._on_settled = settled
         self._backoff = backoff or Backoff(first_s=0.5, limit_s=15.0)
         self._filled = anyio.Event()
         self._emptied = anyio.Event()
@@ -67,7 +70,10 @@ class Pusher:
         """Push for ever. Raises StorageFull when the outbox cannot be written."""
         while True:
             self._filled = anyio.Event()
-            entry = await to_thread.run_sync(self._next)
+            entry, dropped = await to_thread.run_sync(self._next)
+            if dropped:
+                self._activity.say(f"dropped {dropped} trajectories that had become too old to be of use")
+                self._on_settled()
             if entry is None:
                 self._emptied.set()
                 self._emptied = anyio.Event()
@@ -96,9 +102,9 @@ class Pusher:
                 return
             await settled.wait()
 
-    def _next(self) -> Entry | None:
-        self._outbox.drop_stale(self._lowest_version())
-        return self._outbox.oldest()
+    def _next(self) -> tuple[Entry | None, int]:
+        dropped = self._outbox.drop_stale(self._lowest_version())
+        return self._outbox.oldest(), dropped
 
     async def _push(self, entry: Entry) -> float:
         """Push once. Returns how long to wait before the next push."""
@@ -149,6 +155,7 @@ class Pusher:
     def _succeeded(self) -> None:
         self._settled.set()
         self._settled = anyio.Event()
+        self._on_settled()
         self._odd_answers = 0
         self._backoff.reset()
         self._activity.done(Part.PUSH)

@@ -111,7 +111,7 @@ class Worker:
         return self._book.missing(self._policies.newest, ())
 
     def wake(self) -> None:
-        """Tell that versions changed."""
+        """Tell that there are other versions, or that there is room in the outbox."""
         self._notify()
 
     def renewed(self, named: Collection[bytes], expired: Collection[bytes], at_s: float) -> None:

@@ -263,6 +263,24 @@ async def test_a_busy_coordinator_is_asked_again_later_and_nothing_is_lost(tmp_p
     assert coordinator.busy_answers == 0
 
 
+async def test_a_node_whose_outbox_is_half_full_asks_for_no_more_until_there_is_room(tmp_path: Path):
+    swarm = make_swarm(tmp_path, group_size=64)
+    coordinator = swarm.coordinator
+    coordinator.publish(0)
+    coordinator.busy_answers = 10**9
+    puppet = PuppetBackend(batch=256)
+    async with swarm.serving(), swarm.node(puppet=puppet, max_outbox_bytes=1 << 20) as running:
+        await until(running.node.outbox.backlogged)
+        await until(
+            lambda: running.node.outbox.pending() == sum(len(g.lease.members) for g in coordinator.granted.values())
+        )
+        waiting = running.node.outbox.pending()
+        coordinator.busy_answers = 0
+        await until(lambda: len(coordinator.accepted) > waiting)
+        await running.leave()
+    assert running.node.status().rejected == {}
+
+
 async def test_the_node_ends_when_the_run_is_finished(tmp_path: Path):
     swarm = make_swarm(tmp_path)
     swarm.coordinator.publish(0)

