@@ -127,17 +127,21 @@ async def start_child(
     """
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("ab", buffering=0) as log:
+        process: Process | None = None
         try:
-            process = await anyio.open_process(
-                [python, "-m", module, *arguments],
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, **_parent_variables(), **(environment or {})},
-            )
+            # A cancellation in the middle would leave behind a process that nobody owns.
+            with anyio.CancelScope(shield=True):
+                process = await anyio.open_process(
+                    [python, "-m", module, *arguments],
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                    env={**os.environ, **_parent_variables(), **(environment or {})},
+                )
         except OSError as e:
             raise BackendFailed(f"cannot start {name}: {e}") from e
+    assert process is not None
     try:
         yield Child(process, name, log_path)
     finally:
