@@ -152,7 +152,7 @@ async def run_coordinator(
             return Published(run_manifest=run_manifest, head_manifest=None if head is None else head.raw)
 
         def status() -> dict[str, Any]:
-            return coordinator.reporter.status().model_dump(mode="python")
+            return coordinator.reporter.status().model_dump(mode="json")
 
         server = RpcServer(host, WORK_PROTOCOL, max_request_bytes=MAX_REQUEST_BYTES)
         WorkService(state, published=published, status=status).register(server)
