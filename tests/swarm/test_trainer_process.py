@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -195,3 +197,15 @@ def test_every_process_dies_with_a_killed_coordinator(config: TrainerConfig, tmp
         assert len(processes) == (1 if ranks == 1 else 3)
         parent.kill()
     assert gone(processes)
+
+
+def test_rank_zero_ends_when_the_socket_closes_even_without_help_from_the_kernel(config: TrainerConfig, tmp_path: Path):
+    (tmp_path / "given.json").write_text(config.model_dump_json())
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/s")
+        listener.listen(1)
+        arguments = ["--config", str(tmp_path / "given.json"), "--socket", f"{folder}/s"]
+        with subprocess.Popen([sys.executable, "-m", "echo_coordinator.trainer.process", *arguments]) as rank:
+            connection, _ = listener.accept()
+            connection.close()
+            assert rank.wait(timeout=60) == 75

@@ -1,5 +1,6 @@
 """The batch file: what the coordinator writes for one update and every rank reads. No torch."""
 
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -100,6 +101,10 @@ def read(path: Path) -> TrainingBatch:
 
 def check(batch: TrainingBatch) -> None:
     """Raise MalformedMessage for what would make an update meaningless, naming group and member."""
+    try:
+        json.dumps(dict(batch.data_position), allow_nan=False)
+    except (TypeError, ValueError) as e:
+        raise MalformedMessage(f"data_position cannot go into a checkpoint: {e}") from e
     for group in batch.groups:
         for index, member in enumerate(group.members):
             problem = _problem(member, batch.policy_version)

@@ -98,7 +98,7 @@ class TrainerClient:
         return self._process.returncode
 
     async def train(self, batch_path: Path, *, timeout_s: float) -> Trained:
-        """Train on the batch file and wait until the new version is durable.
+        """Train on the batch file and wait until the new version is durable. After a cancellation, leave the block.
 
         Raises:
             BatchRefused: it cannot be trained; the trainer lives on.
@@ -182,7 +182,7 @@ class TrainerClient:
 
 @asynccontextmanager
 async def start_trainer(
-    config: TrainerConfig, run_dir: Path, log_path: Path, *, start_timeout_s: float = 300.0, grace_s: float = 10.0
+    config: TrainerConfig, run_dir: Path, log_path: Path, *, start_timeout_s: float = 300.0, grace_s: float = 20.0
 ) -> AsyncGenerator[TrainerClient]:
     """Run a trainer for the length of the block; inside it, the trainer has loaded its checkpoint and is ready.
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from echo_coordinator.trainer import process
 from echo_coordinator.trainer.settings import load_config
 from echo_swarm.children import die_with_parent
 from echo_swarm.errors import SettingsError
@@ -19,12 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run until the trainer ends; return its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        ranks = load_config(_config_path(arguments)).optimizer.ranks
+        ranks = load_config(_paths(arguments).config).optimizer.ranks
     except SettingsError:
         ranks = 1  # The rank will tell the coordinator what is wrong.
     if ranks == 1:
-        from echo_coordinator.trainer import process
-
         return process.main(arguments)
     die_with_parent()
     # The ranks' parent is this process; that is what each of them checks.
@@ -41,6 +40,8 @@ def _torchrun(ranks: int, arguments: list[str]) -> int:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // ranks, 1)))
     options = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", "--local-addr=127.0.0.1"]
+    # It makes a folder even for no logs; beside the socket, the coordinator clears it away.
+    options.append(f"--log-dir={_paths(arguments).socket.parent}")
     try:
         run.run(run.parse_args([*options, "-m", "echo_coordinator.trainer.process", *arguments]))
     except ChildFailedError as e:
@@ -52,11 +53,12 @@ def _torchrun(ranks: int, arguments: list[str]) -> int:
     return 0
 
 
-def _config_path(arguments: Sequence[str]) -> Path:
+def _paths(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="echo_coordinator.trainer.launch")
     parser.add_argument("--config", type=Path, required=True)
-    return parser.parse_known_args(arguments)[0].config
+    parser.add_argument("--socket", type=Path, required=True)
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process.leave(main())

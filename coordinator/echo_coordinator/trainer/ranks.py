@@ -4,14 +4,17 @@ Each rank holds the whole model and takes a share of the rows. Since every row's
 gradients are summed, never averaged.
 """
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from echo_swarm.errors import BackendFailed
 
 _BUCKET_BYTES = 64 << 20
 """Gradients are summed in pieces of about this size: few calls, and little memory beside the gradients."""
@@ -45,7 +48,8 @@ class Ranks:
     def sum(self, tensor: Tensor) -> None:
         """Replace `tensor` by its sum over all ranks."""
         if self.world > 1:
-            dist.all_reduce(tensor)
+            with _naming_lost_ranks():
+                dist.all_reduce(tensor)
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace each gradient by its sum over all ranks; a missing one counts as zeros."""
@@ -53,7 +57,7 @@ class Ranks:
             return
         for bucket in _buckets(_gradients(parameters)):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            dist.all_reduce(flat)
+            self.sum(flat)
             for gradient, piece in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 gradient.copy_(piece.view_as(gradient))
 
@@ -61,24 +65,35 @@ class Ranks:
         """Return rank 0's `text` on every rank; the others wait for it without limit."""
         if self.world == 1:
             return text
-        body = text.encode()
+        body = list(text.encode())
         size = torch.tensor([len(body)], dtype=torch.int64)
-        dist.broadcast(size, 0, group=self._commands)
-        data = torch.frombuffer(bytearray(body), dtype=torch.uint8) if self.rank == 0 and body else None
-        if data is None:
-            data = torch.zeros(int(size), dtype=torch.uint8)
-        dist.broadcast(data, 0, group=self._commands)
+        with _naming_lost_ranks():
+            dist.broadcast(size, 0, group=self._commands)
+            data = torch.tensor(body if self.rank == 0 else [0] * int(size), dtype=torch.uint8)
+            dist.broadcast(data, 0, group=self._commands)
         return bytes(data.tolist()).decode()
 
     def wait(self) -> None:
         """Return when every rank has come here."""
         if self.world > 1:
-            dist.barrier(group=self._commands)
+            with _naming_lost_ranks():
+                dist.barrier(group=self._commands)
 
     def close(self) -> None:
         """Leave the group."""
         if self.world > 1:
             dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _naming_lost_ranks() -> Generator[None]:
+    """Say in plain words what the communication library reports as a broken socket."""
+    try:
+        yield
+    except RuntimeError as e:
+        raise BackendFailed(
+            f"another rank of the trainer is gone; its own message stands earlier in the log ({e})"
+        ) from e
 
 
 def pick_device(wanted: Literal["auto", "cpu", "cuda"], local_rank: int) -> torch.device:

@@ -27,6 +27,11 @@ def test_a_missing_or_cut_off_file_is_named(tmp_path, batch, member):
         batches.read(path)
 
 
+def test_a_data_position_that_no_checkpoint_can_hold_is_refused_before_training(batch):
+    with pytest.raises(MalformedMessage, match="data_position"):
+        batches.check(batch(data_position={"seen": b"\x00"}))
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from echo_coordinator.trainer.packing import Packed
 
+_ENTROPY_TOKENS = 512
+"""Computed piece by piece: with a large vocabulary, each further copy of all logits is gigabytes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
@@ -33,5 +36,6 @@ def from_logits(logits: Tensor, targets: Tensor, temperature: float) -> TokenLog
     log_softmax = torch.log_softmax(logits.float() / temperature, dim=-1)
     chosen = log_softmax.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
-        entropy = torch.special.entr(log_softmax.detach().exp()).sum(-1)
+        pieces = log_softmax.detach().split(_ENTROPY_TOKENS)
+        entropy = torch.cat([torch.special.entr(piece.exp()).sum(-1) for piece in pieces])
     return TokenLogprobs(logprobs=chosen, entropy=entropy)
