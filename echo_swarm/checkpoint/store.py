@@ -100,11 +100,7 @@ class VersionStore(ManifestShelf):
 
     def complete_digests(self, *, limit: int = 16) -> list[bytes]:
         """Return the digests of whole artifacts, newest version first, for PeerRecord."""
-        found: list[bytes] = []
-        for version in reversed(self.versions()):
-            signed = self._manifests.get(version)  # None: deleted by another thread just now
-            artifacts = signed.message.artifacts if signed else ()
-            found += [a.digest for a in artifacts if self.artifact_path(version, a.kind) is not None]
+        found = [a.digest for version, a in self._artifacts() if self.artifact_path(version, a.kind) is not None]
         return found[:limit]
 
     def verify(self, version: int, kind: ArtifactKind) -> Path | None:

@@ -133,21 +133,7 @@ class Node:
             settled=lambda: self.worker.wake(),
         )
         self.worker = self._make_worker()
-        self.report = SelfReport(
-            invite=invite,
-            role=config.role,
-            identity=seams.identity,
-            host=seams.host,
-            clock=seams.clock,
-            activity=self.activity,
-            policies=self.policies,
-            worker=self.worker,
-            outbox=self.outbox,
-            store=self.store,
-            fetcher=self.fetcher,
-            blobs=self.blobs,
-            link=self.link,
-        )
+        self.report = self._make_report()
         self.heartbeat = Heartbeat(
             link=self.link,
             clock=seams.clock,
@@ -207,6 +193,23 @@ class Node:
             activity=self.activity,
             heard=self.policies.heard,
             run_finished=self._on_finished,
+        )
+
+    def _make_report(self) -> SelfReport:
+        return SelfReport(
+            invite=self._invite,
+            role=self._config.role,
+            identity=self._seams.identity,
+            host=self._seams.host,
+            clock=self._seams.clock,
+            activity=self.activity,
+            policies=self.policies,
+            worker=self.worker,
+            outbox=self.outbox,
+            store=self.store,
+            fetcher=self.fetcher,
+            blobs=self.blobs,
+            link=self.link,
         )
 
     def stop(self) -> None:
