@@ -1,4 +1,8 @@
-"""The training loop: batch ─► trainer ─► ledger ─► publication ─► next batch.
+"""The training loop: batch ─► trainer ─► ledger ─► publication.
+
+    sequential   train 1 │ publish 1 │ (nodes sample) │ train 2 │ publish 2 │ ...
+    async        train 1 │ train 2   │ train 3   │ ...      an update is entered into the ledger, and its publication
+                         │ publish 1 │ publish 2 │           begun, when the one before it is published
 
 Order of an update, and what a crash after each step leaves:
 
@@ -25,6 +29,7 @@ from echo_coordinator.batch import Batch, BatchGroup, WaitState
 from echo_coordinator.publishing import Publishing
 from echo_coordinator.run_folder import RunFolder, append_line
 from echo_coordinator.runstate import RunState
+from echo_coordinator.signals import Signal
 from echo_coordinator.trainer import batch as batch_file
 from echo_coordinator.trainer.batch import Group, Member, TrainingBatch
 from echo_coordinator.trainer.client import Ready
@@ -32,6 +37,7 @@ from echo_coordinator.trainer.client import Trained as TrainedUpdate
 from echo_coordinator.trainer.settings import TrainerConfig
 from echo_swarm.clock import Clock
 from echo_swarm.errors import BackendFailed
+from echo_swarm.transport.tasks import background_tasks
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +69,17 @@ OpenTrainer = Callable[[TrainerConfig], AbstractAsyncContextManager[Trainer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A version that training has produced and published, for those who follow."""
+    """A version that training has produced, for those who follow once it is published."""
 
     policy_version: int
     last: bool
     """No further update will come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unpublished:
+    trained: Trained
+    weights: Path
 
 
 class TrainingLoop:
@@ -96,6 +108,8 @@ class TrainingLoop:
         self._clock = clock
         self._on_version = on_version
         self._stop = False
+        self._to_publish: _Unpublished | None = None
+        self._publication = Signal()
 
     def stop(self) -> None:
         """End after the update under way."""
@@ -117,8 +131,14 @@ class TrainingLoop:
 
         Raises:
             BackendFailed: the trainer failed several times in a row; with its own message.
+            LocalFault, in a group: a version could not be published.
 
         """
+        async with background_tasks() as tasks:
+            tasks.start_soon(self._publish_as_they_come)
+            await self._train()
+
+    async def _train(self) -> None:
         failures = 0
         while not (self._stop or self._is_complete):
             before = self._state.updates.count
@@ -138,6 +158,7 @@ class TrainingLoop:
     async def _run_trainer(self) -> None:
         config = self._config.model_copy(update={"published_version": self._state.core.versions.trained})
         self.activity.say("starting", "loading the model", self._now())
+        await self._all_published()
         async with self._open_trainer(config) as trainer:
             self.parameters = trainer.ready.parameters
             for warning in trainer.ready.warnings:
@@ -153,6 +174,7 @@ class TrainingLoop:
                     continue
                 update += 1
                 await self._update(trainer, taken, update)
+            await self._all_published()
 
     async def _update(self, trainer: Trainer, batch: Batch, update: int) -> None:
         new_version = batch.version + 1
@@ -165,6 +187,7 @@ class TrainingLoop:
             if result.policy_version != new_version:
                 raise BackendFailed(f"the trainer made version {result.policy_version}, expected {new_version}")
             metrics = {**result.metrics, "waited_s": dict(self.activity.waited_s)}
+            await self._all_published()
             await self._state.updates.commit(
                 batch, new_version=new_version, checkpoint=result.checkpoint, metrics=metrics
             )
@@ -172,12 +195,33 @@ class TrainingLoop:
             self._state.updates.requeue(batch)
             raise
         await anyio.to_thread.run_sync(append_line, self._folder.metrics, metrics)
-        await self._publish(new_version, result.weights_path)
+        self._publish(new_version, result.weights_path)
+        if not self._state.core.settings.max_staleness:
+            # Nothing can be sampled for the next update before.
+            await self._all_published()
 
-    async def _publish(self, version: int, weights: Path) -> None:
-        self.activity.publish(self._now(), f"version {version}")
-        await self._publishing.publish(version, weights)
-        await self._on_version(Trained(policy_version=version, last=self.done))
+    def _publish(self, version: int, weights: Path) -> None:
+        """Let a version be published while training goes on; the one before it is."""
+        self._to_publish = _Unpublished(trained=Trained(policy_version=version, last=self.done), weights=weights)
+        self._publication.notify()
+
+    async def _publish_as_they_come(self) -> None:
+        while True:
+            if self._to_publish is None:
+                await self._publication.wait(LOOK_AGAIN_S)
+                continue
+            trained = self._to_publish.trained
+            await self._publishing.publish(trained.policy_version, self._to_publish.weights)
+            await self._on_version(trained)
+            self._to_publish = None
+            self._publication.notify()
+
+    async def _all_published(self) -> None:
+        """Wait for the publication under way."""
+        if self._to_publish is not None:
+            self.activity.publish(self._now(), f"version {self._to_publish.trained.policy_version}")
+        while self._to_publish is not None:
+            await self._publication.wait(LOOK_AGAIN_S)
 
     async def _reconcile(self, ready: Ready) -> None:
         """Bring ledger and publication to where the trainer's newest checkpoint stands."""
@@ -191,7 +235,8 @@ class TrainingLoop:
             text = f"update {self._state.updates.count} was finished after a crash from checkpoint {ready.checkpoint}"
             await self._state.core.record_event("recovered", text)
         if versions.published is None or self._state.core.versions.lag:
-            await self._publish(ready.policy_version, ready.weights_path)
+            self._publish(ready.policy_version, ready.weights_path)
+            await self._all_published()
         else:
             await self._on_version(Trained(policy_version=ready.policy_version, last=self.done))
 

@@ -89,9 +89,9 @@ class StandInTrainer:
         checkpoint = checkpoints.newest().checkpoint or _write(checkpoints, TrainerState())
         yield _Session(self, checkpoints, checkpoint)
 
-    async def work(self, batch: TrainingBatch, write: Callable[[], Checkpoint]) -> Checkpoint:
-        """Spend the time of one update. Raises BackendFailed when told to."""
-        began, self.training = anyio.current_time(), True
+    async def work(self, batch: TrainingBatch, began: float, write: Callable[[], Checkpoint]) -> Checkpoint:
+        """Spend the rest of one update's time. Raises BackendFailed when told to."""
+        self.training = True
         try:
             reason = self.fail(batch)
             if reason is not None:
@@ -132,6 +132,7 @@ class _Session:
         )
 
     async def train(self, batch_path: Path, *, timeout_s: float) -> Trained:
+        began = anyio.current_time()
         batch = await to_thread.run_sync(batches.read, batch_path)
         before = self._checkpoint.state
         if (batch.update, batch.policy_version) != (before.update + 1, before.policy_version):
@@ -143,8 +144,7 @@ class _Session:
             data_position=dict(batch.data_position),
         )
         with anyio.fail_after(timeout_s):
-            self._checkpoint = await self._trainer.work(batch, lambda: _write(self._checkpoints, state))
-        self._checkpoints.prune(3)
+            self._checkpoint = await self._trainer.work(batch, began, lambda: _write(self._checkpoints, state))
         return Trained(
             update=state.update,
             policy_version=state.policy_version,
@@ -159,7 +159,9 @@ def _write(checkpoints: Checkpoints, state: TrainerState) -> Checkpoint:
         (folder / WEIGHTS_FILE).write_bytes(weights(state.policy_version))
         (folder / OPTIMIZER_FILE).write_bytes(weights(0, 8))
 
-    return checkpoints.write(state, fill)
+    checkpoint = checkpoints.write(state, fill)
+    checkpoints.prune(3)
+    return checkpoint
 
 
 def _metrics(batch: TrainingBatch) -> dict[str, Any]:
