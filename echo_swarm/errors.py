@@ -113,8 +113,9 @@ class Untrusted(PeerFault):
 
 
 class RemoteError(PeerFault):
-    """The peer answered with an error. `code` is one word, for programs."""
+    """The peer answered with an error. `code` is one word, for programs; `message` is without it."""
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code
+        self.message = message
         super().__init__(f"{code}: {message}")

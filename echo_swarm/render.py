@@ -1,14 +1,17 @@
 """A run's status as tables for a terminal. Used by both command lines; knows nothing but `RunStatus`."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from echo_swarm.status import NodeStatus, RunStatus
+from echo_swarm.status import EvaluationStatus, NodeStatus, RunStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
+_EVALUATIONS = 5
+"""Shown beside the first."""
 
 
 def render_run_status(status: RunStatus) -> RenderableType:
@@ -24,15 +27,17 @@ def nodes_table(nodes: Iterable[NodeStatus]) -> RenderableType:
     if not ordered:
         return Text("no node has joined yet", style="dim")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("node", "role", "backend", "device", "version", "seen", "tok/s", "accepted", "rejected", "state"):
-        table.add_column(title, justify="right" if title in {"version", "tok/s", "accepted"} else "left")
+    for title in ("node", "role", "backend", "version", "seen", "tok/s", "accepted", "rejected", "doing"):
+        table.add_column(
+            title,
+            justify="right" if title in {"version", "tok/s", "accepted"} else "left",
+            no_wrap=title not in {"rejected", "doing"},
+        )
     for node in ordered:
-        backend = f"{node.backend} {node.precision}".strip() or "-"
         table.add_row(
             short_peer(node.peer_id),
-            node.role + (" (outbound only)" if node.outbound_only else ""),
-            backend,
-            node.device or "-",
+            node.role,
+            node.backend or "-",
             "-" if node.held_version is None else str(node.held_version),
             f"{duration(node.last_seen_s)} ago" + ("" if node.live else " (gone)"),
             f"{node.tokens_per_s:.0f}",
@@ -67,10 +72,11 @@ def _facts(status: RunStatus) -> Table:
 
 def _fact_rows(status: RunStatus) -> Iterable[tuple[str, RenderableType]]:
     trainer = status.trainer
-    words = f"{trainer.state} for {duration(trainer.since_s)}" + (f": {trainer.detail}" if trainer.detail else "")
+    words = f"{spaced(trainer.state)} for {duration(trainer.since_s)}"
+    words += f": {trainer.detail}" if trainer.detail else ""
     yield "trainer", Text(words, style="" if trainer.normal else "red")
-    waits = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in status.waiting_s.items() if seconds >= 0.5)
-    yield "busy", f"{status.trainer_busy_share:.0%}" + (f" (waited: {waits})" if waits else "")
+    waits = ", ".join(f"{spaced(cause)} {duration(s)}" for cause, s in status.waiting_s.items() if s >= 0.5)
+    yield "trainer busy", f"{status.trainer_busy_share:.0%}" + (f" (waited: {waits})" if waits else "")
     buffer = status.buffer
     used = buffer.in_flight + buffer.ready + buffer.training
     yield (
@@ -78,10 +84,9 @@ def _fact_rows(status: RunStatus) -> Iterable[tuple[str, RenderableType]]:
         f"{used}/{buffer.capacity} groups: {buffer.in_flight} being sampled, {buffer.ready} ready, "
         f"{buffer.training} in training, {size(buffer.bytes)}",
     )
-    rejected = counts(status.rejected)
     yield (
         "trajectories",
-        f"{status.accepted} accepted, {rejected or 'none'} rejected, {status.trajectories_per_s:.1f}/s, "
+        f"{status.accepted} accepted, {_rejected(status.rejected)}, {status.trajectories_per_s:.1f}/s, "
         f"{status.tokens_per_s:.0f} tokens/s",
     )
     if status.dropped_groups:
@@ -99,12 +104,49 @@ def _fact_rows(status: RunStatus) -> Iterable[tuple[str, RenderableType]]:
             f"clipped {last.clipped_share or 0:.1%}",
         )
     if status.evaluations:
-        shown = "  ".join(f"v{e.policy_version}: {e.accuracy:.3f}" for e in status.evaluations[-8:])
-        yield "evaluation", shown
+        yield "evaluation", _evaluations(status.evaluations)
     yield (
         "served",
         f"{size(status.bytes_served_coordinator)} by the coordinator, {size(status.bytes_served_peers)} by peers",
     )
+    if status.nodes:
+        yield "nodes", _nodes_summary(status.nodes)
+
+
+def _evaluations(evaluations: Sequence[EvaluationStatus]) -> str:
+    """Return the first, against which people compare, and the last ones."""
+    words = [f"v{e.policy_version}: {e.accuracy:.3f}" for e in evaluations]
+    if len(words) > _EVALUATIONS + 1:
+        words = [words[0], "…", *words[-_EVALUATIONS:]]
+    return "  ".join(words)
+
+
+def _rejected(by_reason: dict[str, int]) -> str:
+    total = sum(by_reason.values())
+    return f"{total} rejected ({counts(by_reason)})" if total else "none rejected"
+
+
+def _nodes_summary(nodes: Sequence[NodeStatus]) -> str:
+    """Return how many of each role live, on what they run, and which versions they hold."""
+    live = [node for node in nodes if node.live]
+    roles = ", ".join(f"{count} {role}" for role, count in Counter(node.role for node in live).items())
+    parts = [f"{roles} live" if live else "none live"]
+    if gone := len(nodes) - len(live):
+        parts[0] += f", {gone} gone"
+    backends = Counter(f"{n.backend} {n.precision} on {n.device}" for n in live if n.backend)
+    if backends:
+        parts.append(", ".join(f"{count} × {name}" for name, count in backends.most_common()))
+    held = Counter(node.held_version for node in live if node.held_version is not None)
+    if held:
+        parts.append("holding " + ", ".join(f"v{version}: {held[version]}" for version in sorted(held, reverse=True)))
+    if outbound := sum(node.outbound_only for node in live):
+        parts.append(f"{outbound} outbound only")
+    return " · ".join(parts)
+
+
+def spaced(code: str) -> str:
+    """Return a code such as `no_nodes` as people read it."""
+    return code.replace("_", " ")
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

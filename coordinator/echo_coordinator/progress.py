@@ -1,6 +1,6 @@
 """One line of progress, for logs and terminals without cursor."""
 
-from echo_swarm.render import short_peer
+from echo_swarm.render import short_peer, spaced
 from echo_swarm.status import RunStatus
 
 
@@ -15,5 +15,5 @@ def progress_line(status: RunStatus) -> str:
         f"  reward {'-' if reward is None else f'{reward:.3f}'}"
         f"  held-out {'-' if last is None else f'{last.accuracy:.3f} (v{last.policy_version})'}"
         f"  {status.trajectories_per_s:.0f} trajectories/s  lag ≤ {lag}"
-        f"  nodes {who or '-'}  trainer {status.trainer.state}"
+        f"  nodes {who or '-'}  trainer {spaced(status.trainer.state)}"
     )

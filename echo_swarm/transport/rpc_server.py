@@ -145,7 +145,7 @@ class RpcServer:
         try:
             body = encode_frame(Kind.ANSWER, frame.call_id, "", await handler(peer, frame.payload))
         except (PeerFault, UsageError, Unavailable) as e:
-            return _error(frame.call_id, error_code(e), str(e))
+            return _error(frame.call_id, error_code(e), e.message if isinstance(e, RemoteError) else str(e))
         except LocalFault as e:
             logger.warning("%s of %s failed: %s", frame.subject, peer, e)
             return _error(frame.call_id, "unavailable", str(e))

@@ -96,7 +96,9 @@ async def ask_status(host: Host, invite: Invite) -> dict[str, Any]:
             return (await call_message(client, "status", request, StatusReply, timeout_s=ANSWER_S)).status
         except RemoteError as e:
             if e.code == "unknown_run":
-                raise RunNotFound(f"the coordinator was reached, but it does not serve run {invite.run} ({e})") from e
+                raise RunNotFound(
+                    f"the coordinator was reached, but does not serve run {invite.run}: {e.message}"
+                ) from e
             raise
         except PeerUnreachable as e:
             raise PeerUnreachable(f"the coordinator cannot be reached ({e}); is the run started?") from e
