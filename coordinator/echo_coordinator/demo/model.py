@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from echo_coordinator.demo.answers import careful, hasty
-from echo_coordinator.demo.recipe import ENVIRONMENT, ENVIRONMENT_SETTINGS, WARM_UP
+from echo_coordinator.demo.recipe import ENVIRONMENT, ENVIRONMENT_SETTINGS, WARM_UP, WarmUp
 from echo_coordinator.demo.tokenizer import BOS_ID, EOS_ID, PAD_ID, VOCABULARY, save_tokenizer
 from echo_coordinator.environments.base import PromptSkipped, Split
 from echo_coordinator.environments.registry import open_environment
@@ -27,16 +27,16 @@ IGNORED = -100
 Progress = Callable[[str], None]
 
 
-def make_model(folder: Path, *, seed: int, progress: Progress) -> None:
+def make_model(folder: Path, *, seed: int, progress: Progress, warm_up: WarmUp = WARM_UP) -> None:
     """Make, warm up and save the model to `folder`, which transformers' Auto classes load. Same seed, same weights."""
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(_config())
-    optimizers = _optimizers(model)
-    batches = _batches(seed)
-    for step in range(WARM_UP.steps):
+    optimizers = _optimizers(model, warm_up)
+    batches = _batches(seed, warm_up)
+    for step in range(warm_up.steps):
         for optimizer, peak in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = peak * _schedule(step)
+                group["lr"] = peak * _schedule(step, warm_up.steps)
         loss = _loss(model, *next(batches))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -44,7 +44,7 @@ def make_model(folder: Path, *, seed: int, progress: Progress) -> None:
             optimizer.step()
         model.zero_grad()
         if (step + 1) % 50 == 0:
-            progress(f"warm-up step {step + 1} of {WARM_UP.steps}, loss {loss.item():.3f}")
+            progress(f"warm-up step {step + 1} of {warm_up.steps}, loss {loss.item():.3f}")
     _save(model, folder)
 
 
@@ -65,16 +65,16 @@ def _config() -> Qwen3Config:
     )
 
 
-def _optimizers(model: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+def _optimizers(model: torch.nn.Module, warm_up: WarmUp) -> list[tuple[torch.optim.Optimizer, float]]:
     hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    muon = torch.optim.Muon(hidden, lr=WARM_UP.muon_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-    adamw = torch.optim.AdamW(rest, lr=WARM_UP.adamw_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    return [(muon, WARM_UP.muon_rate), (adamw, WARM_UP.adamw_rate)]
+    muon = torch.optim.Muon(hidden, lr=warm_up.muon_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(rest, lr=warm_up.adamw_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    return [(muon, warm_up.muon_rate), (adamw, warm_up.adamw_rate)]
 
 
-def _schedule(step: int) -> float:
-    return min(1.0, (step + 1) / 30) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / WARM_UP.steps)))
+def _schedule(step: int, steps: int) -> float:
+    return min(1.0, (step + 1) / 30) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 def _loss(model: Any, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -84,14 +84,14 @@ def _loss(model: Any, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tens
     )
 
 
-def _batches(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _batches(seed: int, warm_up: WarmUp) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield (tokens, targets) for each step, both int64 [batch, length], right-padded."""
     choose = random.Random(seed)
     prompts = _prompts(seed)
-    for step in range(WARM_UP.steps):
-        share = 1.0 if step < WARM_UP.careful_steps else WARM_UP.careful_share
+    for step in range(warm_up.steps):
+        share = 1.0 if step < warm_up.careful_steps else warm_up.careful_share
         rows: list[tuple[list[int], list[int]]] = []
-        for prompt in itertools.islice(prompts, WARM_UP.batch):
+        for prompt in itertools.islice(prompts, warm_up.batch):
             answer = careful(prompt) if choose.random() < share else hasty(prompt)
             rows.append(([BOS_ID, *_ids(prompt)], [*_ids(answer), EOS_ID]))
         yield _padded(rows)
