@@ -1,4 +1,4 @@
-"""Write docs/settings.md from the settings' own types and docstrings. Run: `python tools/settings_doc.py"""
+"""Write docs/settings.md from the settings' own types and docstrings: `python tools/settings_doc.py`."""
 
 import sys
 from pathlib import Path
@@ -46,7 +46,9 @@ def _default(field: FieldInfo) -> str:
         return "not set"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, (tuple, dict)):
+    if isinstance(value, dict):
+        return "empty"
+    if isinstance(value, tuple):
         return str(list(cast("Any", value)))
     return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -20,25 +20,31 @@ class RunSection(_Section):
     """What the run is called and when it ends."""
 
     id: RunId
+    """32 hex digits, made by `init`. Never change it: nodes know the run by it."""
     name: Name
+    """For people."""
     description: Text = ""
+    """For people; shown by nodes when they join."""
     updates: Annotated[int, Field(ge=1)] | None = None
-    """End the run after so many updates; None: it runs until stopped."""
+    """End the run after so many updates; when not set, it runs until stopped."""
 
 
 class EnvironmentSection(_Section):
     """Where prompts and rewards come from."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
+    """`reasoning_gym:NAME`, `jsonl:PATH`, or a plug-in's name."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=1 << 17)] = 512
     """Longer prompts are skipped, and counted."""
     settings: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Handed to the environment, which checks them; for reasoning_gym also the data set's own settings."""
 
 
 class ScoringSection(_Section):
     """The children that compute rewards."""
 
     processes: Annotated[int, Field(ge=1, le=64)] = 1
+    """Completions scored at the same time."""
     deadline_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
     """For one completion; its scorer is killed after that."""
 
@@ -49,17 +55,20 @@ class EvaluationSection(_Section):
     every: Annotated[int, Field(ge=0)] = 10
     """Versions between evaluations; 0: none."""
     prompts: Annotated[int, Field(ge=1, le=100_000)] = 200
+    """Of the environment's held-out set, the same ones each time."""
     max_wait_s: Annotated[float, Field(gt=0)] = 600.0
-    """The first and the last evaluation hold training up; after this long they are given up with a warning."""
+    """An evaluation that takes longer is recorded as far as it is."""
 
 
 class PublishSection(_Section):
     """How versions are published."""
 
     precision: Precision = "float32"
+    """Of the published weights."""
     keep_versions: Annotated[int, Field(ge=1)] | None = None
-    """Published versions kept on disk; None: max_staleness + 2."""
+    """Published versions kept on disk; when not set, max_staleness + 2."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 3
+    """Trainer checkpoints (weights and optimizer) kept on disk."""
     valid_s: Annotated[float, Field(gt=0)] = 86_400.0
     """After this, a node warns that the coordinator has gone quiet."""
 
@@ -68,6 +77,7 @@ class NetworkSection(_Section):
     """Where the coordinator listens and what the invite says."""
 
     listen: Annotated[tuple[Address, ...], Field(min_length=1, max_length=8)] = ("/ip4/0.0.0.0/tcp/0",)
+    """Multiaddresses. `init` writes a fixed port, so that invites stay valid."""
     announce: Annotated[tuple[Address, ...], Field(max_length=8)] = ()
     """Multiaddresses that the invite names instead of the ones found (a public name, a forwarded port)."""
     bootstrap: Annotated[tuple[Address, ...], Field(max_length=16)] = ()

@@ -27,6 +27,7 @@ class WorkSettings(BaseModel):
     group_size: int = Field(default=8, ge=2, le=1024)
     """Completions of one prompt that are compared with each other."""
     groups_per_update: int = Field(default=16, ge=1, le=4096)
+    """Prompts an update trains on."""
     min_group_members: int | None = Field(default=None, ge=2)
     """A group with fewer usable members is dropped; half of `group_size`, at least 2, when not set."""
     max_attempts: int = Field(default=3, ge=1, le=100)
@@ -36,11 +37,15 @@ class WorkSettings(BaseModel):
     seed: int = Field(default=0, ge=0, lt=2**63)
     """All sampling seeds derive from it."""
     temperature: float = Field(default=1.0, gt=0, le=10)
+    """Of training completions; evaluation is greedy."""
     max_tokens: int = Field(default=512, ge=1, le=1 << 17)
     """Longest completion."""
     top_p: float = 1.0
+    """Any other value is refused: it changes the distribution in a way that the trainer cannot correct for."""
     top_k: int = 0
+    """As `top_p`."""
     min_p: float = 0.0
+    """As `top_p`."""
     lease_s: float = Field(default=60.0, gt=0, le=86_400)
     """A lease that is not renewed by a beat ends after this."""
     lease_max_s: float = Field(default=1800.0, gt=0, le=86_400)

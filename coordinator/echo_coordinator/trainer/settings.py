@@ -80,16 +80,21 @@ class OptimizerSettings(_Settings):
     """AdamW, its schedule, and how a batch is cut up."""
 
     learning_rate: _Positive = 1e-6
+    """Peak, after the warm-up."""
     betas: tuple[_Share, _Share] = (0.9, 0.999)
+    """AdamW's decay rates of the first and second moment."""
     eps: _Positive = 1e-8
+    """AdamW's."""
     weight_decay: _NotNegative = 0.0
     """Applies to matrices only (not to norms and biases)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Of the learning rate after the warm-up."""
     warmup_updates: Annotated[int, Field(ge=0)] = 0
     """The learning rate rises linearly over this many updates."""
     total_updates: Annotated[int, Field(ge=1)] | None = None
     """Where `linear` and `cosine` reach `final_learning_rate_share`."""
     final_learning_rate_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Of the peak, at the end of the schedule."""
     max_grad_norm: _Positive | None = 1.0
     """None: the gradient is measured and not clipped."""
     epochs: Annotated[int, Field(ge=1, le=64)] = 1
@@ -105,12 +110,14 @@ class OptimizerSettings(_Settings):
     precision: Precision = "float32"
     """Of the arithmetic. Weights and optimizer state are always float32."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    """Of minibatch orders and dropout."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of one rank. None: the cores of this machine divided by the ranks. Bit-exact repetition needs the
     same number."""
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes, each with the whole model and a share of the batch; one for each GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto`: CUDA where there is one."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
