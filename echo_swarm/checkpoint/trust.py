@@ -24,9 +24,8 @@ So the newest signed version wins, whatever the order of arrival and the expiry 
 from collections.abc import Iterable
 
 from echo_swarm.envelope import Signed, unseal
-from echo_swarm.errors import BadSignature, MalformedMessage, PeerFault, Untrusted
+from echo_swarm.errors import MalformedMessage, PeerFault, Untrusted
 from echo_swarm.manifest import MANIFEST_LIMITS, CheckpointManifest, RunManifest
-from echo_swarm.records import RECORD_LIMITS, HeadRecord
 
 
 class TrustedHead:
@@ -138,23 +137,6 @@ def check_run_manifest(raw: bytes, *, run_id: str, publisher_key: bytes) -> Sign
     if max(run.end_token_ids) >= run.vocabulary_size:
         raise MalformedMessage("an end token lies outside the vocabulary")
     return signed
-
-
-def newest_head_record(envelopes: Iterable[bytes], *, run_id: str, publisher_key: bytes) -> Signed[HeadRecord] | None:
-    """Return the head record with the highest version among those that the run's key signed; others are skipped.
-
-    Expiry and order play no part: of v7 and v8, v8 is returned, however long v7 is said to live.
-    """
-    newest: Signed[HeadRecord] | None = None
-    for raw in envelopes:
-        try:
-            signed = unseal(raw, HeadRecord, RECORD_LIMITS)
-            _check_origin(signed.signer, signed.message.run_id, publisher_key, run_id)
-        except (MalformedMessage, BadSignature, Untrusted):
-            continue
-        if newest is None or signed.message.policy_version > newest.message.policy_version:
-            newest = signed
-    return newest
 
 
 def _check_origin(signer: bytes, run_id: str, expected_key: bytes, expected_run: str) -> None:

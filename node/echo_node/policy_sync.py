@@ -24,9 +24,10 @@ from echo_swarm.checkpoint.blob import ask_manifest
 from echo_swarm.checkpoint.fetch import Fetcher
 from echo_swarm.checkpoint.safetensors_file import check_layout
 from echo_swarm.checkpoint.store import VersionStore
-from echo_swarm.checkpoint.trust import TrustedHead, newest_head_record
+from echo_swarm.checkpoint.trust import TrustedHead
 from echo_swarm.clock import Clock
 from echo_swarm.directory.base import Directory, head_topic
+from echo_swarm.directory.reading import newest_head
 from echo_swarm.envelope import Signed
 from echo_swarm.errors import EchoError, LocalFault, MalformedMessage, PeerFault, PeerUnreachable, Unavailable
 from echo_swarm.identity import PeerId
@@ -197,13 +198,10 @@ class PolicySync:
         with anyio.move_on_after(pause_s):
             await self._wake.wait()
             return
-        record = newest_head_record(
-            await self._directory.find(head_topic(self._invite.run)),
-            run_id=self._invite.run,
-            publisher_key=self._invite.key,
-        )
+        envelopes = await self._directory.find(head_topic(self._invite.run))
+        record = newest_head(envelopes, run_id=self._invite.run, run_key=self._invite.key)
         if record is not None:
-            self.heard(record.message.policy_version)
+            self.heard(record.policy_version)
         if self._trusted.is_expired(self._clock.wall_s()):
             self._activity.rejected("head", "the newest manifest has expired: the coordinator has gone quiet")
 

@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 from echo_swarm import codec
-from echo_swarm.checkpoint.trust import TrustedHead, check_run_manifest, newest_head_record
+from echo_swarm.checkpoint.trust import TrustedHead, check_run_manifest
 from echo_swarm.envelope import seal
 from echo_swarm.errors import BadSignature, MalformedMessage, PeerFault, Untrusted
 from echo_swarm.identity import Identity
@@ -109,18 +109,6 @@ def test_damaged_persisted_envelopes_are_named_and_skipped(run):
     head = head_of(run, b"", run.sealed(4)[:-3], run.sealed(2))
     assert head.version == 2
     assert len(head.damaged) == 2
-
-
-def test_the_head_record_with_the_highest_version_is_the_newest(run):
-    def record(version, issued_at, signer=run.identity):
-        message = HeadRecord(run_id=run.run_id, policy_version=version, manifest_digest=bytes(32), issued_at=issued_at)
-        return seal(signer, message)
-
-    records = [record(7, 9e8), record(8, 1.0), record(99, 1.0, Identity.generate()), b"junk"]
-    for order in permutations(records):
-        newest = newest_head_record(order, run_id=run.run_id, publisher_key=run.identity.public_key)
-        assert newest is not None and newest.message.policy_version == 8
-    assert newest_head_record([b""], run_id=run.run_id, publisher_key=run.identity.public_key) is None
 
 
 def run_manifest(run, **changes):
