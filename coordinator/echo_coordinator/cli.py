@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -31,7 +31,7 @@ def init(
     from echo_coordinator.init import init_run
 
     init_run(run, model=model, environment=environment, name=name or run.resolve().name, mode=mode)
-    typer.echo(f"Made {run}. Look over {run / 'run.toml'}, back up {run / 'keys' / 'run.key'}, then:")
+    typer.echo(f"Made {run.resolve()}. Look over {run / 'run.toml'}, back up {run / 'keys' / 'run.key'}, then:")
     typer.echo(f"  echo-coordinator start {run}")
 
 
@@ -49,43 +49,47 @@ def start(
 @app.command()
 def status(run: RunArgument, as_json: JsonOption = False) -> None:
     """Show the run's health."""
-    from echo_swarm.render import render_run_status
-    from echo_swarm.status import RunStatus
-
-    reply = RunStatus.model_validate(_ask(run, "status")["status"])
-    if as_json:
-        typer.echo(reply.model_dump_json(indent=2))
-        return
     from rich.console import Console
 
-    Console().print(render_run_status(reply))
+    from echo_coordinator.show import show_status
+
+    show_status(run, Console(), as_json=as_json)
 
 
 @app.command()
 def invite(run: RunArgument) -> None:
     """Print the invite of a running run."""
-    typer.echo(_ask(run, "invite")["invite"])
+    from echo_coordinator.show import request
+
+    typer.echo(request(run, "invite")["invite"])
 
 
 @app.command()
 def pause(run: RunArgument) -> None:
     """Grant no new work and start no update until `resume`. What is under way is taken in."""
-    _ask(run, "pause")
+    from echo_coordinator.show import request
+
+    request(run, "pause")
     typer.echo(f"paused; continue with: echo-coordinator resume {run}")
 
 
 @app.command()
 def resume(run: RunArgument) -> None:
     """Undo `pause`."""
-    _ask(run, "resume")
+    from echo_coordinator.show import request
+
+    request(run, "resume")
     typer.echo("resumed")
 
 
 @app.command()
 def stop(run: RunArgument) -> None:
     """Stop the coordinator after the update under way. `start` continues later; nodes wait for it."""
-    reply = _ask(run, "stop", timeout_s=600.0)
-    typer.echo(f"stopped at version {reply.get('policy_version')}; continue with: echo-coordinator start {run}")
+    from echo_coordinator.show import stop as stop_run
+
+    version = stop_run(run)
+    where = "before version 0" if version is None else f"at version {version}"
+    typer.echo(f"stopped {where}; continue with: echo-coordinator start {run}")
 
 
 @app.command()
@@ -111,17 +115,6 @@ def demo(
     from echo_coordinator.demo.launch import run_demo
 
     raise typer.Exit(run_demo(folder, seed=seed, nodes=nodes))
-
-
-def _ask(run: Path, op: str, **arguments: Any) -> dict[str, Any]:
-    import anyio
-
-    from echo_coordinator.control import ask
-    from echo_coordinator.run_folder import RunFolder
-
-    folder = RunFolder(run)
-    folder.require()
-    return anyio.run(lambda: ask(folder, op, **arguments))
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ class RunSection(_Section):
 class EnvironmentSection(_Section):
     """Where prompts and rewards come from."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    name: Annotated[str, Field(min_length=1, max_length=4096)]
     """`reasoning_gym:NAME`, `jsonl:PATH`, or a plug-in's name."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=1 << 17)] = 512
     """Longer prompts are skipped, and counted."""

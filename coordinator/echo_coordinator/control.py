@@ -4,6 +4,7 @@ A unix socket in a private temporary folder (run folders can have paths too long
 One JSON line in, one JSON line out. Only the user who started the coordinator can open it.
 """
 
+import contextlib
 import json
 import os
 import tempfile
@@ -21,6 +22,8 @@ from echo_swarm.errors import EchoError, Unavailable
 
 MAX_LINE_BYTES = 1 << 20
 MAX_REPLY_BYTES = 64 << 20
+_PREFIX = "echo-control-"
+_SOCKET = "socket"
 
 Answer = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 """Handles one request: its `op` and the whole request."""
@@ -32,9 +35,10 @@ class NotRunning(Unavailable):
 
 @asynccontextmanager
 async def control_server(folder: RunFolder, answer: Answer) -> AsyncGenerator[None]:
-    """Serve control requests for the length of the block."""
-    with tempfile.TemporaryDirectory(prefix="echo-", dir=_short_temporary_folder()) as private:
-        path = Path(private) / "control"
+    """Serve control requests for the length of the block. The folder's lock must be held."""
+    _remove_leftovers(folder)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_short_temporary_folder()) as private:
+        path = Path(private) / _SOCKET
         listener = await anyio.create_unix_listener(path, mode=0o600)
         write_json(folder.control, {"socket": str(path), "pid": os.getpid()})
         try:
@@ -46,13 +50,23 @@ async def control_server(folder: RunFolder, answer: Answer) -> AsyncGenerator[No
             remove_quietly(folder.control)
 
 
+def _remove_leftovers(folder: RunFolder) -> None:
+    """Remove the socket of a coordinator on this folder that was killed."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        private = Path(json.loads(folder.control.read_text())["socket"]).parent
+        if private.name.startswith(_PREFIX):
+            (private / _SOCKET).unlink()
+            private.rmdir()
+
+
 async def _serve(stream: ByteStream, answer: Answer) -> None:
     async with stream:
         try:
             with anyio.fail_after(60):
                 line = await BufferedByteReceiveStream(stream).receive_until(b"\n", MAX_LINE_BYTES)
-                request = json.loads(line)
-                reply = await answer(str(request["op"]), request)
+            request = json.loads(line)
+            # Without a deadline of ours: `stop` waits for the update under way. The asker has one.
+            reply = await answer(str(request["op"]), request)
         except EchoError as e:
             reply = {"error": str(e)}
         except (ValueError, KeyError, TypeError, TimeoutError, anyio.DelimiterNotFound, anyio.IncompleteRead) as e:

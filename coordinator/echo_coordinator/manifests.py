@@ -47,7 +47,7 @@ def write_run_manifest(folder: RunFolder, settings: RunSettings, identity: Ident
         end_token_ids=facts.end_token_ids,
         max_prompt_tokens=settings.environment.max_prompt_tokens,
         max_completion_tokens=settings.work.max_tokens,
-        environment=settings.environment.name,
+        environment=_public_name(settings.environment.name),
         description=settings.run.description,
     )
     if previous == manifest:
@@ -55,6 +55,12 @@ def write_run_manifest(folder: RunFolder, settings: RunSettings, identity: Ident
     envelope = seal(identity, manifest)
     write_atomically(folder.run_manifest, envelope)
     return envelope
+
+
+def _public_name(environment: str) -> str:
+    """Return what volunteers are told of an environment: of a path only its last part, and no more than a Name has."""
+    kind, colon, argument = environment.partition(":")
+    return f"{kind}{colon}{argument.rsplit('/', 1)[-1]}"[:64]
 
 
 def _read_previous(folder: RunFolder, identity: Identity) -> RunManifest | None:

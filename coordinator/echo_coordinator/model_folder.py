@@ -63,25 +63,34 @@ def _end_tokens(folder: Path, config: dict[str, Any], vocabulary: int) -> tuple[
     return tuple(dict.fromkeys(ids))
 
 
-def copy_model(model: str, target: Path) -> None:
-    """Copy a local model folder, or download a hub id, into `target`.
+def find_model(model: str) -> Path:
+    """Return the folder of a local model, or of a hub id, downloaded.
 
     Raises:
         UsageError: it is neither, or lacks weights in safetensors or a fast tokenizer.
+
     """
-    source = Path(model)
+    source = Path(model).expanduser()
     if not source.is_dir():
         source = _download(model)
-    files = sorted({path for pattern in _WANTED for path in source.glob(pattern)})
-    names = {path.name for path in files}
+    names = {path.name for path in _wanted(source)}
     for needed, why in (("config.json", "no model"), ("tokenizer.json", "no fast tokenizer")):
         if needed not in names:
             raise UsageError(f"{source} has {why} ({needed} is missing)")
     if not any(name.endswith(".safetensors") for name in names):
         raise UsageError(f"{source} has no weights in safetensors format; other formats can run code and are not read")
+    return source
+
+
+def copy_model(source: Path, target: Path) -> None:
+    """Copy what is wanted of a model folder into the new folder `target`."""
     target.mkdir(parents=True)
-    for path in files:
+    for path in _wanted(source):
         shutil.copyfile(path, target / path.name)
+
+
+def _wanted(folder: Path) -> list[Path]:
+    return sorted({path for pattern in _WANTED for path in folder.glob(pattern)})
 
 
 def _download(model: str) -> Path:

@@ -9,12 +9,14 @@ RUN/checkpoints/     trainer checkpoints (weights, optimizer, schedule, what was
 RUN/batches/         the batch being trained
 RUN/logs/            one file a child process
 RUN/metrics.jsonl    one line an update
+RUN/last_status.json the status every few seconds, for when it is not running any more
 RUN/control.json     how to reach the running coordinator (absent when it is not running)
 """
 
 import contextlib
 import fcntl
 import json
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,7 +55,7 @@ class RunFolder:
 
     @property
     def last_status(self) -> Path:
-        """RunStatus at the moment the coordinator ended."""
+        """RunStatus as last written down, at the latest when the coordinator ended."""
         return self.root / "last_status.json"
 
     @property
@@ -107,6 +109,18 @@ class RunFolder:
                     f"a coordinator already runs on {self.root}; stop it with: echo-coordinator stop {self.root}"
                 ) from e
             yield
+
+    def wait_free(self, timeout_s: float) -> bool:
+        """Return whether no coordinator holds the folder, as soon as that is so, after `timeout_s` at the latest."""
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                with self.locked():
+                    return True
+            except UsageError:
+                if time.monotonic() > until:
+                    return False
+                time.sleep(0.05)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -3,26 +3,27 @@
 import logging
 import signal
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
-from anyio.abc import TaskGroup
+import anyio.to_thread
 from rich.console import Console
 from rich.live import Live
 
 from echo_coordinator.config import RunSettings, load_settings
 from echo_coordinator.coordinator import Coordinator, run_coordinator
+from echo_coordinator.network import open_network
 from echo_coordinator.progress import progress_line
 from echo_coordinator.run_folder import RunFolder
-from echo_swarm.directory.base import Directory
-from echo_swarm.errors import EchoError
+from echo_swarm.checkpoint.files import write_atomically
+from echo_swarm.errors import EchoError, LocalFault
 from echo_swarm.identity import Identity, load
 from echo_swarm.render import render_run_status
-from echo_swarm.transport.base import Host
+
+log = logging.getLogger(__name__)
 
 LINE_EVERY_S = 10.0
+NOTE_EVERY_S = 10.0
 GRACE_S = 30.0
 """After a signal, for the update under way; then the coordinator ends and the next start makes it up."""
 
@@ -49,55 +50,65 @@ def start_run(root: Path, *, live: bool) -> int:
 
 async def _start(folder: RunFolder, settings: RunSettings, identity: Identity, live: bool) -> None:
     console = Console()
-    async with (
-        open_network(settings, identity) as (host, directory),
-        run_coordinator(folder, settings, identity, host, directory) as coordinator,
-    ):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_handle_signals, coordinator, tasks)
-            tasks.start_soon(_display, coordinator, console, live)
-            await coordinator.ended.wait()
-            tasks.cancel_scope.cancel()
-        status = coordinator.reporter.status()
-    words = "finished" if coordinator.training.done else f"stopped; continue with: echo-coordinator start {folder.root}"
-    console.print(f"version {status.policy_version}, {status.updates} updates, {words}")
+    console.print(f"run {settings.run.name} ({settings.run.id}) is starting ...", soft_wrap=True)
+    again = f"stopped; continue with: echo-coordinator start {folder.root}"
+    stop = _Stop()
+    async with anyio.create_task_group() as signals:
+        signals.start_soon(_handle_signals, stop)
+        with stop.starting:
+            async with (
+                open_network(settings, identity) as (host, directory),
+                run_coordinator(folder, settings, identity, host, directory) as coordinator,
+            ):
+                stop.coordinator = coordinator
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_display, coordinator, console, live)
+                    tasks.start_soon(_note_status, coordinator)
+                    await coordinator.ended.wait()
+                    tasks.cancel_scope.cancel()
+                status = coordinator.reporter.status()
+            words = "finished" if coordinator.training.done else again
+            again = f"version {status.policy_version}, {status.updates} updates, {words}"
+        signals.cancel_scope.cancel()
+    console.print(again, soft_wrap=True)
 
 
-@asynccontextmanager
-async def open_network(settings: RunSettings, identity: Identity) -> AsyncGenerator[tuple[Host, Directory]]:
-    """Open the host and the DHT node of the coordinator."""
-    from echo_swarm.directory.dht import open_dht_directory
-    from echo_swarm.transport.hivemind import open_hivemind_host
+class _Stop:
+    """What signals do. Before the coordinator runs, the first one ends the start."""
 
-    network = settings.network
-    async with (
-        open_hivemind_host(
-            identity, listen=network.listen, announce=network.announce, bootstrap=network.bootstrap, many_peers=True
-        ) as host,
-        open_dht_directory(host, identity, client_mode=False, bootstrap=network.bootstrap) as directory,
-    ):
-        yield host, directory
+    def __init__(self) -> None:
+        self.starting = anyio.CancelScope()
+        self.coordinator: Coordinator | None = None
 
 
-async def _handle_signals(coordinator: Coordinator, tasks: TaskGroup) -> None:
+async def _handle_signals(stop: _Stop) -> None:
+    """First signal: stop after the update under way, within GRACE_S. Second: at once."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
-            if coordinator.state.core.stopping:
-                break
+            if stop.coordinator is None:
+                stop.starting.cancel()
+                return
             print("stopping after the update under way; once more to end at once", file=sys.stderr, flush=True)
-            coordinator.request_stop()
-            tasks.start_soon(_end_after_grace, coordinator)
-    coordinator.ended.set()
+            stop.coordinator.request_stop()
+            with anyio.move_on_after(GRACE_S):
+                await anext(signals)
+            stop.coordinator.ended.set()
+            return
 
 
-async def _end_after_grace(coordinator: Coordinator) -> None:
-    await anyio.sleep(GRACE_S)
-    coordinator.ended.set()
+async def _note_status(coordinator: Coordinator) -> None:
+    """Write the status down now and then, for `status` after a crash."""
+    while True:
+        await anyio.sleep(NOTE_EVERY_S)
+        status = coordinator.reporter.status().model_dump_json(indent=2).encode()
+        try:
+            await anyio.to_thread.run_sync(write_atomically, coordinator.folder.last_status, status)
+        except LocalFault as e:
+            log.warning("the status could not be written down: %s", e)
 
 
 async def _display(coordinator: Coordinator, console: Console, live: bool) -> None:
     core = coordinator.state.core
-    console.print(f"run {coordinator.settings.run.name} ({core.facts.run_id}) is starting ...")
     while core.versions.published is None:
         await coordinator.state.wait_changed(1.0)
     console.print(f"version {core.versions.published} is published. Volunteers join with:\n")

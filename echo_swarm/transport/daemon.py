@@ -86,6 +86,8 @@ class Daemon(P2P):
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
+                    # A terminal sends Ctrl+C to the whole group; p2pd must outlive our orderly end.
+                    start_new_session=True,
                     env={**os.environ, "GOLOG_LOG_LEVEL": "ERROR", "GOLOG_LOG_FMT": "json"},
                 )
                 self._alive = True
