@@ -1,8 +1,6 @@
 """The coordinator's host and DHT node. Imports hivemind, which takes some seconds, when they are opened."""
 
-import errno
 import re
-import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
@@ -17,6 +15,8 @@ from echo_swarm.transport.base import Host
 PORT_TRIES = 25
 PORT_PAUSE_S = 0.2
 """Five seconds, for the p2pd of a coordinator that has just been killed to let go of its port."""
+ANSWER_S = 2.0
+"""This machine answers itself at once."""
 
 
 async def _require_free_ports(listen: Sequence[str]) -> None:
@@ -27,7 +27,7 @@ async def _require_free_ports(listen: Sequence[str]) -> None:
             continue
         host, port = ip_port.groups()
         for _ in range(PORT_TRIES):
-            if _is_free(host, int(port)):
+            if not await _answers(host, int(port)):
                 break
             await anyio.sleep(PORT_PAUSE_S)
         else:
@@ -37,14 +37,15 @@ async def _require_free_ports(listen: Sequence[str]) -> None:
             )
 
 
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        # Connections that have ended may linger on the port; that hinders nobody.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as e:
-            return e.errno != errno.EADDRINUSE
+async def _answers(host: str, port: int) -> bool:
+    """Return whether somebody listens there. Asked by dialling: trying to bind does not tell where ports are shared."""
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        with anyio.fail_after(ANSWER_S):
+            stream = await anyio.connect_tcp(here, port)
+    except (OSError, TimeoutError):
+        return False
+    await stream.aclose()
     return True
 
 
