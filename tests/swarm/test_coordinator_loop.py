@@ -11,6 +11,7 @@ from echo_coordinator import feeding, training
 from echo_coordinator.batch import Waiting
 from echo_coordinator.coordinator import Coordinator
 from echo_coordinator.groups import GroupState, SlotState
+from echo_coordinator.publishing import Publishing
 from echo_node.backends.options import ScriptedOptions
 from echo_node.node import Outcome
 from echo_swarm.errors import BackendFailed
@@ -124,7 +125,7 @@ async def test_a_trainer_that_always_fails_ends_the_run_with_its_own_words(tmp_p
 
 
 async def test_a_run_that_was_stopped_goes_on_where_it_stood(tmp_path: Path):
-    run = make_run(tmp_path, updates=6)
+    run = make_run(tmp_path, updates=6, lease_s=2.0)
     async with run.node() as node:
         async with run.coordinator() as coordinator:
             await until(lambda: coordinator.state.updates.count >= 2)
@@ -146,7 +147,8 @@ async def test_a_run_that_was_stopped_goes_on_where_it_stood(tmp_path: Path):
 
 
 async def test_a_coordinator_killed_in_an_update_trains_that_batch_once(tmp_path: Path):
-    run = make_run(tmp_path, updates=3)
+    # A lease whose reply the kill cut off is known to nobody but the database; it runs out.
+    run = make_run(tmp_path, updates=3, lease_s=2.0)
     async with run.node():
         async with run.coordinator() as coordinator:
             await until(lambda: coordinator.state.updates.count >= 1)
@@ -268,6 +270,44 @@ async def test_after_a_wait_at_the_staleness_limit_a_new_version_fills_the_pipel
             await until(lambda: run.trainer.training)
             await until(lambda: counts() == (0, capacity - 4, 4), "the pipeline is full again")
         assert state.core.groups.slot_counts("train")[SlotState.OPEN] == 0
+
+
+def hold_publication(monkeypatch: pytest.MonkeyPatch, version: int) -> anyio.Event:
+    """Let the publication of a version take until the event is set."""
+    gate, publish = anyio.Event(), Publishing.publish
+
+    async def held(self: Publishing, number: int, weights: Path):
+        if number == version:
+            await gate.wait()
+        return await publish(self, number, weights)
+
+    monkeypatch.setattr(Publishing, "publish", held)
+    return gate
+
+
+async def test_async_training_goes_on_while_a_version_is_published_but_only_one_ahead(tmp_path: Path, monkeypatch):
+    gate = hold_publication(monkeypatch, 1)
+    run = make_run(tmp_path, updates=4)
+    async with run.node(), run.coordinator() as coordinator:
+        state = coordinator.state
+        await until(lambda: len(run.trainer.trained) == 2)
+        await until(lambda: coordinator.reporter.status().trainer.state == "publishing")
+        assert (state.updates.count, state.core.versions.published) == (1, 0)
+        gate.set()
+        await ended(coordinator)
+        assert state.core.versions.published == 4
+    assert set(run.trainer.lags) <= {0, 1, 2} and set(consumed(run).values()) == {1}
+
+
+async def test_sequential_training_waits_until_a_version_is_published(tmp_path: Path, monkeypatch):
+    gate = hold_publication(monkeypatch, 1)
+    run = make_run(tmp_path, updates=2, mode="sequential", max_staleness=0)
+    async with run.node(), run.coordinator() as coordinator:
+        await until(lambda: coordinator.reporter.status().trainer.state == "publishing" and run.trainer.trained)
+        assert coordinator.state.updates.count == 1 and coordinator.state.admission.wanted == 0
+        gate.set()
+        await ended(coordinator)
+    assert set(run.trainer.lags) == {0}
 
 
 async def test_what_goes_wrong_beside_the_coordinator_is_not_hidden_by_its_end(tmp_path: Path):
