@@ -6,7 +6,7 @@ from echo_coordinator.config import RunSettings
 from echo_swarm.errors import SettingsError
 
 
-def differences(settings: RunSettings, *, nodes: int, trl_threads: int) -> list[str]:
+def differences(settings: RunSettings, *, nodes: int) -> list[str]:
     """Return one sentence for each difference that remains under these settings.
 
     Raises:
@@ -29,8 +29,9 @@ def differences(settings: RunSettings, *, nodes: int, trl_threads: int) -> list[
         "Empty updates: when no group has any signal, the swarm leaves weights and moments alone; TRL takes the step.",
         "Passes: the swarm's trainer cuts a batch by length, which changes the gradient by rounding only; TRL runs it "
         "as one.",
-        f"Processors: TRL uses {trl_threads} thread(s) in one process; the swarm has {nodes} nodes with one thread "
-        f"each, a trainer with {optimizer.threads or 'all'}, a scorer and the coordinator, all on the same cores.",
+        "Processors: TRL is one process, with one thread or one for each core, whichever is faster; the swarm has "
+        f"{nodes} nodes with one thread each, a trainer with {optimizer.threads or 'all'}, a scorer and the "
+        "coordinator, all on the same cores.",
         "Durability: after each update the swarm writes a full checkpoint, commits what it consumed, signs and "
         "publishes the weights, and nodes fetch and verify them; TRL keeps its weights in memory (writing those that "
         "are judged is taken out of its time).",

@@ -41,7 +41,7 @@ def markdown(figures: dict[str, Any]) -> str:
         each = " ".join(f"{accuracy:.3f}" for accuracy in row["accuracy_last"])
         lines.append(
             f"| {ARMS[arm]} | {row['accuracy_first_mean']:.3f} | {row['accuracy_last_mean']:.3f} | {each} | "
-            f"{row['samples']} | {row['training_s_mean']:.0f} | {row['samples_per_s_mean']:.0f} | "
+            f"{row['samples']} | {row['training_s_mean']:.1f} | {row['samples_per_s_mean']:.0f} | "
             f"{row['startup_s_mean']:.0f} |"
         )
     return "\n".join(lines)
@@ -64,7 +64,7 @@ def plot(figures: dict[str, Any], path: Path) -> bool:
     panels[0].set(xlabel="completions trained on", ylabel="held-out greedy accuracy")
     panels[1].set(xlabel="seconds of training (start-up left out)")
     panels[0].legend(loc="lower right")
-    figure.suptitle("The demo's task on two cores: each seed thin, mean thick")
+    figure.suptitle("The demo's task on one machine: each seed thin, mean thick")
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return True

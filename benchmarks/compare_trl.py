@@ -43,6 +43,8 @@ QUICK_UPDATES = 6
 QUICK_EVERY = 3
 TRL_LIMIT_S = 3600.0
 JUDGE_LIMIT_S = 600.0
+TRIAL_UPDATES = 6
+"""For finding TRL's best number of threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,8 @@ class Plan:
     every: int
     """Versions between two that are judged."""
     nodes: int
-    threads: int
-    """TRL's."""
+    threads: int | None
+    """TRL's; None: whichever of one and all cores is faster."""
     python: Path
     """TRL's."""
     folder: Path
@@ -104,7 +106,7 @@ def _run_seed(plan: Plan, seed: int) -> list[dict[str, Any]]:
     for arm in show.ARMS:
         _say(f"seed {seed}: {show.ARMS[arm]}")
         if arm == "trl":
-            result = _run_trl(plan, job, folder / "trl")
+            result = _run_best_trl(plan, job, folder / "trl")
         else:
             result = run_swarm(folder / arm, settings[arm], nodes=plan.nodes)
         run = {"arm": arm, "seed": seed, **_judged(plan, job, result, folder / arm)}
@@ -128,7 +130,6 @@ def _job(plan: Plan, settings: RunSettings, model: Path, folder: Path) -> dict[s
         "seed": settings.work.seed,
         "updates": plan.updates,
         "versions": plan.versions,
-        "threads": plan.threads,
         "train": str(train),
         "held_out": str(held_out),
         "max_tokens": settings.work.max_tokens,
@@ -154,11 +155,25 @@ def _export(
     path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
 
 
-def _run_trl(plan: Plan, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _run_best_trl(plan: Plan, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run TRL with the asked number of threads, else with the faster of one and all cores in a short trial."""
+    updates_per_s: dict[int, float] = {}
+    trial = {**job, "updates": min(TRIAL_UPDATES, plan.updates), "versions": []}
+    for threads in sorted({1, os.cpu_count() or 1}) if plan.threads is None else ():
+        versions = _run_trl(plan, trial, folder / f"trial-{threads}", threads)["versions"]
+        # The first update is left out: it also warms up.
+        seconds = [versions[str(version)]["seconds"] for version in (1, trial["updates"])]
+        updates_per_s[threads] = round((trial["updates"] - 1) / (seconds[1] - seconds[0]), 3)
+    threads = plan.threads or max(updates_per_s, key=lambda tried: updates_per_s[tried])
+    return {**_run_trl(plan, job, folder, threads), "threads": threads, "trial_updates_per_s": updates_per_s}
+
+
+def _run_trl(plan: Plan, job: dict[str, Any], folder: Path, threads: int) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
     path = folder / "job.json"
-    path.write_text(json.dumps(job), encoding="utf-8")
+    path.write_text(json.dumps({**job, "threads": threads}), encoding="utf-8")
     code = os.pathsep.join(str(ROOT / part) for part in (".", "coordinator"))
-    variables = {**os.environ, "PYTHONPATH": code, "OMP_NUM_THREADS": str(plan.threads)}
+    variables = {**os.environ, "PYTHONPATH": code, "OMP_NUM_THREADS": str(threads)}
     command = [str(plan.python), str(ROOT / "benchmarks" / "_trl_worker.py"), str(path)]
     _run_logged(command, folder / "trl.log", TRL_LIMIT_S, variables)
     result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -204,8 +219,7 @@ def _figures(plan: Plan, seeds: list[int], runs: list[dict[str, Any]]) -> dict[s
         "samples_an_update": settings.work.group_size * settings.work.groups_per_update,
         "held_out_prompts": recipe.EVALUATION["prompts"],
         "nodes": plan.nodes,
-        "trl_threads": plan.threads,
-        "differences": differences(settings, nodes=plan.nodes, trl_threads=plan.threads),
+        "differences": differences(settings, nodes=plan.nodes),
         "summary": show.summarise(runs),
         "runs": runs,
         "settings": told,
@@ -234,7 +248,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--updates", type=int, help="default: the recipe's")
     parser.add_argument("--every", type=int, help="versions between two that are judged; default: the recipe's")
     parser.add_argument("--nodes", type=int, default=3, help="of the swarm, in both modes")
-    parser.add_argument("--trl-threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--trl-threads", type=int, help="default: the faster of 1 and all cores, tried for each seed")
     parser.add_argument(
         "--trl-python", type=Path, help="an interpreter that has TRL; default: .venv-trl, made if missing"
     )
