@@ -33,6 +33,7 @@ from echo_coordinator.database import open_database
 from echo_coordinator.intake_rules import Demand, judge
 from echo_coordinator.runstate import RunFacts, RunState, open_run
 from echo_coordinator.service import MAX_REQUEST_BYTES, Published, WorkService
+from echo_coordinator.start import LOOP
 from echo_coordinator.work_settings import WorkSettings
 from echo_swarm import codec
 from echo_swarm.envelope import seal, unseal
@@ -261,4 +262,5 @@ def parse() -> argparse.Namespace:
 
 if __name__ == "__main__":
     given = parse()
-    anyio.run(main, Scale(peers=given.peers, processes=given.processes, groups=given.groups))
+    scale = Scale(peers=given.peers, processes=given.processes, groups=given.groups)
+    anyio.run(main, scale, backend_options=LOOP)
