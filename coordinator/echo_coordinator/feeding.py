@@ -1,6 +1,7 @@
 """Keeps the swarm supplied: prompts become groups as capacity allows, completions become rewards."""
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -45,23 +46,47 @@ async def feed_prompts(state: RunState, pool: Scorers, groups_left: Callable[[],
         SettingsError: the environment has no prompt that fits `max_prompt_tokens`.
 
     """
-    start, empty = state.admission.next_prompt_index, 0
+    stock = _Stock(pool, state.admission.next_prompt_index)
     while True:
         wanted = state.admission.wanted
         left = groups_left()
         if left is not None:
             wanted = min(wanted, left - state.admission.in_flight)
-        if wanted <= 0:
-            await state.wait_changed(LOOK_AGAIN_S)
+        if wanted > 0:
+            # In one go, so that a sequential step is one reply to a node that can take it whole.
+            await state.admission.add(await stock.take(min(wanted, PROMPTS_AT_ONCE)))
             continue
-        count = min(wanted, PROMPTS_AT_ONCE)
-        start = max(start, state.admission.next_prompt_index)
-        found = await pool.prompts("train", start, count)
-        start += count
-        empty = 0 if found else empty + 1
-        if empty >= EMPTY_TRIES:
-            raise SettingsError("the environment gave no prompt that fits environment.max_prompt_tokens; raise it")
-        await state.admission.add([Prompt(index=prompt.index, prompt_ids=prompt.prompt_ids) for prompt in found])
+        # Fetched ahead while the swarm works, so that nobody waits for prompts when the next version is out.
+        ahead = min(state.core.settings.groups_per_update, PROMPTS_AT_ONCE, PROMPTS_AT_ONCE if left is None else left)
+        if not await stock.fill(ahead):
+            await state.wait_changed(LOOK_AGAIN_S)
+
+
+class _Stock:
+    """Prompts fetched ahead. Nothing is lost with it: positions count from what was added as a group."""
+
+    def __init__(self, pool: Scorers, start: int) -> None:
+        self._pool = pool
+        self._next = start
+        self._ready: deque[Prompt] = deque()
+
+    async def fill(self, count: int) -> bool:
+        """Have at least `count` prompts ready. Returns whether any had to be fetched."""
+        empty, had = 0, len(self._ready)
+        while len(self._ready) < count:
+            missing = count - len(self._ready)
+            found = await self._pool.prompts("train", self._next, missing)
+            self._next += missing
+            self._ready.extend(Prompt(index=prompt.index, prompt_ids=prompt.prompt_ids) for prompt in found)
+            empty = 0 if found else empty + 1
+            if empty >= EMPTY_TRIES:
+                raise SettingsError("the environment gave no prompt that fits environment.max_prompt_tokens; raise it")
+        return len(self._ready) > had
+
+    async def take(self, count: int) -> list[Prompt]:
+        """Return the next `count` prompts, in order."""
+        await self.fill(count)
+        return [self._ready.popleft() for _ in range(count)]
 
 
 async def score_completions(state: RunState, pool: Scorers) -> None:
