@@ -17,7 +17,8 @@ UPDATES = 6
 GROUPS = 2
 GONE_S = 10.0
 """Longest time for the family of a killed process to go too."""
-QUICK = "scripted:mean_s=0.05,batch=8"
+QUICK = "scripted:mean_s=0.1,batch=4"
+TORCH = "torch:threads=1,batch=4"
 STEADY = "scripted:mean_s=0.5,batch=8"
 SLOW = "scripted:mean_s=20,sigma=0,batch=4"
 """Always in the middle of a completion."""
@@ -38,7 +39,7 @@ def swarm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Swarm:
 @pytest.fixture(scope="module")
 def peers(swarm: Swarm) -> Generator[dict[str, Running]]:
     """A coordinator with two nodes at work; tests put what they restart into the map."""
-    with swarm.start() as coordinator, swarm.join("ann", backend=QUICK) as ann, swarm.join("bob", backend=QUICK) as bob:
+    with swarm.start() as coordinator, swarm.join("ann", backend=TORCH) as ann, swarm.join("bob", backend=QUICK) as bob:
         for name in ("ann", "bob"):
             coordinator.wait_for(f"work by {name}", lambda name=name: contributed(swarm, name))
         yield {"coordinator": coordinator, "ann": ann, "bob": bob}
