@@ -58,7 +58,7 @@ def run_demo(folder: Path, *, seed: int, nodes: int) -> int:
     problems = [c for c in (peer.complaint() for peer in swarm.peers.peers) if c]
     problems += [f"still running: {process}" for process in swarm.peers.left_behind()]
     counters = node_counters(folder / "nodes")
-    summary, found = summarise(final, counters, wall_s=time.monotonic() - started, run=swarm.run)
+    summary, found = summarise(final, counters, started=nodes, wall_s=time.monotonic() - started, run=swarm.run)
     problems += found
     summary["problems"] = problems
     summary["ok"] = not problems

@@ -1,6 +1,7 @@
 """What a demo run proved: the figures, and each promise that was not kept."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,18 @@ def node_counters(folder: Path) -> dict[str, dict[str, int]]:
 
 
 def summarise(
-    status: RunStatus, counters: dict[str, dict[str, int]], *, wall_s: float, run: RunFolder
+    status: RunStatus, counters: dict[str, dict[str, int]], *, started: int, wall_s: float, run: RunFolder
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Return the summary and the promises not kept."""
+    """Return the summary and the promises not kept.
+
+    Args:
+        status: the coordinator's last.
+        counters: see `node_counters`.
+        started: how many nodes were started.
+        wall_s: how long it all took.
+        run: the run's folder.
+
+    """
     nodes = [
         {
             "peer_id": node.peer_id,
@@ -65,17 +75,18 @@ def summarise(
         "bytes_served_peers": status.bytes_served_peers,
         "run": str(run.root),
     }
-    return summary, _broken_promises(status, counters)
+    return summary, [*_run_problems(status), *_node_problems(status, counters, started), *_total_problems(status)]
 
 
-def _broken_promises(status: RunStatus, counters: dict[str, dict[str, int]]) -> list[Problem]:
+def _run_problems(status: RunStatus) -> list[Problem]:
     problems: list[Problem] = []
     if status.state != "finished":
         problems.append(f"the run did not finish (state {status.state}, {status.updates} updates)")
     if status.updates < MIN_UPDATES:
         problems.append(f"{status.updates} updates, expected at least {MIN_UPDATES}")
-    if len(status.evaluations) < 2:
-        problems.append("no evaluation before and after training")
+    evaluated = [e.policy_version for e in status.evaluations]
+    if len(evaluated) < 2 or evaluated[0] != 0 or evaluated[-1] != status.policy_version:
+        problems.append(f"no evaluation of version 0 and of {status.policy_version}, the last (only of {evaluated})")
     else:
         rise = status.evaluations[-1].accuracy - status.evaluations[0].accuracy
         if rise < MIN_IMPROVEMENT:
@@ -86,14 +97,13 @@ def _broken_promises(status: RunStatus, counters: dict[str, dict[str, int]]) -> 
     missing = set(range(status.max_staleness + 1)) - seen
     if missing:
         problems.append(f"no trajectory of staleness {', '.join(map(str, sorted(missing)))} was seen")
-    return problems + _node_problems(status, counters)
+    return problems
 
 
-def _node_problems(status: RunStatus, counters: dict[str, dict[str, int]]) -> list[Problem]:
-    problems: list[Problem] = []
-    for node in status.nodes:
-        if node.role != "inference":
-            continue
+def _node_problems(status: RunStatus, counters: dict[str, dict[str, int]], started: int) -> list[Problem]:
+    nodes = [node for node in status.nodes if node.role == "inference"]
+    problems = [] if len(nodes) == started else [f"{len(nodes)} of {started} nodes reached the coordinator"]
+    for node in nodes:
         if not node.accepted:
             problems.append(f"node {short_peer(node.peer_id)} contributed nothing")
         own = counters.get(node.peer_id)
@@ -103,6 +113,16 @@ def _node_problems(status: RunStatus, counters: dict[str, dict[str, int]]) -> li
         elif {reason: count for reason, count in own.items() if count} != ours:
             problems.append(f"node {short_peer(node.peer_id)} counted {own}, the coordinator {ours}")
     return problems
+
+
+def _total_problems(status: RunStatus) -> list[Problem]:
+    """Compare the run's totals with the sums over its nodes."""
+    by_node: Counter[str] = Counter()
+    for node in status.nodes:
+        by_node.update({"accepted": node.accepted, **node.rejected})
+    total = {reason: count for reason, count in {"accepted": status.accepted, **status.rejected}.items() if count}
+    summed = {reason: count for reason, count in by_node.items() if count}
+    return [] if total == summed else [f"the run counted {total} in all, its nodes together {summed}"]
 
 
 def render_summary(summary: dict[str, Any]) -> RenderableType:
