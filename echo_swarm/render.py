@@ -40,10 +40,10 @@ def nodes_table(nodes: Iterable[NodeStatus]) -> RenderableType:
             node.backend or "-",
             "-" if node.held_version is None else str(node.held_version),
             f"{duration(node.last_seen_s)} ago" + ("" if node.live else " (gone)"),
-            f"{node.tokens_per_s:.0f}",
+            f"{node.tokens_per_s:.0f}" if node.live else "-",
             str(node.accepted),
             counts(node.rejected) or "0",
-            node.state,
+            node.state if node.live else "",
             style=None if node.live else "dim",
         )
     return table

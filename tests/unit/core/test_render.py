@@ -1,0 +1,105 @@
+"""What a person reads of a run's status, at the width of an ordinary terminal."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from echo_swarm.render import counts, duration, render_run_status, size, sparkline
+from echo_swarm.status import RunStatus
+
+
+def node(**changes: Any) -> dict[str, Any]:
+    return {
+        "peer_id": "12D3KooWNweveGDLMrPDdu3jrEL2sSMzaP4n4m32GXoTtUyCgovv",
+        "role": "inference",
+        "live": True,
+        "last_seen_s": 2.0,
+        "backend": "torch",
+        "precision": "float32",
+        "device": "cpu (8 threads)",
+        "held_version": 12,
+        "accepted": 700,
+        "tokens_per_s": 812.0,
+        "state": "sampling with version 12",
+        "outbound_only": False,
+        **changes,
+    }
+
+
+def shown(*, width: int = 100, **changes: Any) -> str:
+    values = {
+        "run_id": "ab" * 16,
+        "name": "sums",
+        "mode": "async",
+        "max_staleness": 2,
+        "state": "running",
+        "policy_version": 12,
+        "version_age_s": 65.0,
+        "updates": 12,
+        "updates_planned": 48,
+        "trainer": {"state": "no_nodes", "detail": "no inference node is connected", "since_s": 70.0},
+        **changes,
+    }
+    console = Console(width=width, file=io.StringIO())
+    console.print(render_run_status(RunStatus.model_validate(values)))
+    return console.file.getvalue()
+
+
+def test_the_first_line_names_run_state_version_and_its_age():
+    assert shown().splitlines()[0].strip() == (
+        "sums (abababab) running · async, max staleness 2 · version 12, 1 min 5 s old · 12 of 48 updates"
+    )
+
+
+def test_a_wait_is_told_in_words_with_its_length():
+    assert "no nodes for 1 min 10 s: no inference node is connected" in shown()
+
+
+def test_without_nodes_there_is_a_sentence_and_no_empty_table():
+    assert "no node has joined yet" in shown() and "tok/s" not in shown()
+
+
+def test_nodes_are_summed_up_by_role_backend_and_version_the_living_first_in_the_table():
+    other = node(peer_id="12D3KooWother0000", backend="scripted", device="none", held_version=11, outbound_only=True)
+    gone = node(peer_id="12D3KooWgone00000", live=False, last_seen_s=600.0)
+    text = shown(nodes=[gone, node(), other], width=200)
+    assert "2 inference live, 1 gone" in text and "1 outbound only" in text
+    assert "1 × torch float32 on cpu (8 threads), 1 × scripted float32 on none" in text
+    assert "holding v12: 1, v11: 1" in text
+    lines = text.splitlines()
+    assert "(gone)" in lines[-1] and "10 min 0 s ago" in lines[-1] and "sampling" not in lines[-1]
+
+
+def test_a_node_takes_one_line_of_an_ordinary_terminal():
+    rows = [line for line in shown(nodes=[node()]).splitlines() if "TtUyCgovv"[-8:] in line]
+    assert len(rows) == 1 and "sampling with version 12" in rows[0]
+
+
+def test_rejections_stand_with_their_total_and_reasons_the_largest_first():
+    text = shown(accepted=90, rejected={"late": 1, "stale": 3})
+    assert "90 accepted, 4 rejected (stale 3, late 1)" in text
+    assert "none rejected" in shown(accepted=90)
+
+
+def test_the_first_evaluation_stays_visible_beside_the_last():
+    evaluations = [{"policy_version": v, "accuracy": v / 1000, "prompts": 9} for v in range(0, 200, 10)]
+    line = next(line for line in shown(evaluations=evaluations).splitlines() if "evaluation" in line)
+    assert "v0: 0.000  …  v150: 0.150" in line and line.strip().endswith("v190: 0.190")
+
+
+def test_warnings_are_marked():
+    assert "! mind the gap" in shown(warnings=["mind the gap"])
+
+
+def test_figures_have_two_units_at_most():
+    assert [duration(s) for s in (0.4, 59.0, 61.0, 3_660.0, 90_000.0)] == [
+        "0 s",
+        "59 s",
+        "1 min 1 s",
+        "1 h 1 min",
+        "1 d 1 h",
+    ]
+    assert [size(n) for n in (999, 1_500, 2_500_000, 3 * 10**12)] == ["999 B", "1.5 kB", "2.5 MB", "3.0 TB"]
+    assert counts({"a": 0, "b": 2}) == "b 2"
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▄█" and sparkline([1.0, 1.0]) == "▁▁"
