@@ -175,8 +175,6 @@ class StandInScorers:
 
     reward: Callable[[ScoreRequest], float | None] = field(default_factory=lambda: coin(0.5))
     """None: the verifier fails."""
-    asked: list[int] = field(default_factory=list[int])
-    """Index of each training prompt that was handed out."""
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator["StandInScorers"]:
@@ -185,8 +183,6 @@ class StandInScorers:
 
     async def prompts(self, split: str, start: int, count: int) -> list[Prompt]:
         indices = range(start, start + count)
-        if split == "train":
-            self.asked += indices
         return [Prompt(index=i, prompt_ids=pack_u32([1, i % VOCABULARY, i // VOCABULARY]), text="") for i in indices]
 
     async def score(self, items: Sequence[ScoreRequest]) -> list[Scored]:
