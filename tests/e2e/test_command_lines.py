@@ -228,7 +228,7 @@ def test_a_paused_run_trains_nothing_until_it_is_resumed(swarm: Swarm, node: Run
     assert "resume" in call(COORDINATOR, "pause", swarm.root).out
     status = node.wait_for("the pause", lambda: (now := swarm.status()) and now.trainer.state == "paused" and now)
     assert status.state == "paused"
-    node.wait_for("the node's word of it", lambda: "resumed" in node.output())
+    node.wait_for("the node's word of it", lambda: (own := swarm.node("node")) and "resumed" in own.state)
     assert swarm.updates() == status.updates
     assert call(COORDINATOR, "resume", swarm.root).code == 0
     node.wait_for("updates", lambda: swarm.updates() >= status.updates + 2)
