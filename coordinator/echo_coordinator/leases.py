@@ -54,7 +54,7 @@ class Dropped:
     group: Group
     member: int
     cause: str
-    """`expired`, `released`, `failed`, `rejected`, `unscorable`."""
+    """`expired`, `unnamed`, `released`, `failed`, `rejected`, `unscorable`."""
 
 
 class LeaseBook:
@@ -152,6 +152,23 @@ class LeaseBook:
             elif not lease.orphaned:
                 lease.deadline = min(now + self._settings.lease_s, lease.hard_deadline)
         return gone
+
+    def drop_unnamed(self, peer: PeerId, named: Iterable[bytes], now: float) -> list[Dropped]:
+        """Take back what a beat does not name although its peer has had two beats' time to hear of it.
+
+        Its reply was lost (we were killed, or the stream was): nobody works on it, and it would hold its slots, and at
+        the staleness limit the whole run, until it runs out.
+        """
+        known, heard_by = set(named), now - 2 * self._settings.beat_s
+        lost = [
+            lease
+            for lease in self._held(peer)
+            if lease.outstanding
+            and not lease.orphaned
+            and lease.lease_id not in known
+            and lease.hard_deadline - self._settings.lease_max_s <= heard_by
+        ]
+        return [dropped for lease in lost for dropped in self._end(lease, "unnamed")]
 
     def expire(self, now: float) -> list[Dropped]:
         """Take back the slots of leases whose deadline has passed."""

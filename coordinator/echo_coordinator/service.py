@@ -120,7 +120,7 @@ class WorkService:
         node.held_version = request.held_version
         granted: list[LiveLease] = []
         with anyio.move_on_after(request.wait_s):
-            while not (granted := self._grant(peer, request)):
+            while not (granted := self._grant(peer, request)) and not (core.paused or core.stopping):
                 # No await stands between the look and the wait, so no change is missed.
                 await core.work_changed.wait(request.wait_s)
         if granted:
@@ -142,9 +142,11 @@ class WorkService:
         now = core.clock.monotonic_s()
         if not core.roster.beat(peer, beat, now):
             raise _hello_first()
+        expired = tuple(core.leases.renew(peer, beat.lease_ids, now))
+        core.on_dropped(core.leases.drop_unnamed(peer, beat.lease_ids, now))
         return BeatReply(
             head_version=core.versions.published,
-            expired=tuple(core.leases.renew(peer, beat.lease_ids, now)),
+            expired=expired,
             stopping=core.stopping,
             finished=core.finished,
         )

@@ -292,9 +292,10 @@ async def test_the_leases_of_a_killed_process_do_not_keep_its_successor_from_wor
         # What the killed process had finished is in its outbox.
         assert await ann.push(held[:1]) == [Reason.ACCEPTED] * 4
         await swarm.add(1)
-        assert [lease.group_id for lease in (await ann.lease()).leases] == [2]
+        again = (await ann.lease()).leases
+        assert [lease.group_id for lease in again] == [2]
         swarm.clock.advance(0.15)
-        await ann.beat()
+        await ann.beat(again)
         await swarm.state.core.tick()
         assert [lease.group_id for lease in (await ann.lease()).leases] == [1]
 

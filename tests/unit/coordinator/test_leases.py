@@ -13,7 +13,7 @@ from echo_coordinator.work_settings import WorkSettings
 from echo_swarm.identity import PeerId
 
 ANN, BOB = PeerId("ann"), PeerId("bob")
-WINDOW = VersionWindow(oldest=3, newest=None)
+WINDOW = VersionWindow(trained=5, published=5, max_staleness=2)
 
 
 class Book:
@@ -141,3 +141,14 @@ def test_leases_of_a_group_that_is_gone_are_forgotten():
     made.book.forget_group(0)
     assert made.book.get(first.lease_id) is None
     assert made.book.in_flight(ANN) == 8
+
+
+def test_a_lease_that_two_beats_do_not_name_was_never_heard_of_and_is_taken_back():
+    made = Book(train=2, beat_s=3.0)
+    first, second = made.grant(ANN, 8, alone=True)
+    assert made.book.drop_unnamed(ANN, [first.lease_id], now=5.9) == []
+    dropped = made.book.drop_unnamed(ANN, [first.lease_id], now=6.0)
+    assert {drop.group.group_id for drop in dropped} == {second.group_id} and len(dropped) == 4
+    assert {drop.cause for drop in dropped} == {"unnamed"}
+    assert members(made.grant(BOB, 8, alone=True)) == [(1, [0, 1, 2, 3])]
+    assert made.book.drop_unnamed(ANN, [first.lease_id], now=60.0) == []
