@@ -36,10 +36,11 @@ def write_report(name: str, figures: dict[str, Any], *, packages: tuple[str, ...
 
 
 def command() -> str:
-    """Return how this benchmark was started, relative to the repository."""
+    """Return how this benchmark was started, from the repository's root."""
     script = Path(sys.argv[0]).resolve()
-    shown = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name
-    return " ".join(["python", str(shown), *sys.argv[1:]])
+    inside = script.is_relative_to(ROOT) and script.suffix == ".py"
+    module = ".".join(script.relative_to(ROOT).with_suffix("").parts) if inside else script.name
+    return " ".join(["python -m", module.removesuffix(".__main__"), *sys.argv[1:]])
 
 
 def commit() -> str:

@@ -17,8 +17,8 @@ from typing import TypeVar
 import anyio
 
 from echo_coordinator.coordinator import Coordinator
-from echo_coordinator.counters import DROPPED_GROUPS, DROPPED_SLOTS
-from echo_coordinator.groups import GroupState
+from echo_coordinator.state.counters import DROPPED_GROUPS, DROPPED_SLOTS
+from echo_coordinator.state.groups import GroupState
 from echo_node.backends.base import Backend, GenerationRequest, Outcome, PolicyFiles
 from echo_node.backends.options import ScriptedOptions
 from echo_swarm.errors import EchoError

@@ -27,14 +27,14 @@ import psutil
 
 from benchmarks._intake_peers import ARTIFACT, END, GROUP, RUN_ID, TOKENS, VOCABULARY, made_up
 from benchmarks._report import write_report
-from echo_coordinator import rows
-from echo_coordinator.batch import Prompt
-from echo_coordinator.database import open_database
-from echo_coordinator.intake_rules import Demand, judge
-from echo_coordinator.runstate import RunFacts, RunState, open_run
-from echo_coordinator.service import MAX_REQUEST_BYTES, Published, WorkService
-from echo_coordinator.start import LOOP
-from echo_coordinator.work_settings import WorkSettings
+from echo_coordinator.commands.start import LOOP
+from echo_coordinator.state import rows
+from echo_coordinator.state.batch import Prompt
+from echo_coordinator.state.database import open_database
+from echo_coordinator.state.intake_rules import Demand, judge
+from echo_coordinator.state.run_state import RunFacts, RunState, open_run
+from echo_coordinator.state.service import MAX_REQUEST_BYTES, Published, WorkService
+from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm import codec
 from echo_swarm.envelope import seal, unseal
 from echo_swarm.identity import Identity

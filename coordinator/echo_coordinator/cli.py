@@ -28,7 +28,7 @@ def init(
     mode: Annotated[str, typer.Option(help="async or sequential.")] = "async",
 ) -> None:
     """Make a run: RUN/run.toml to edit, the run's key, a copy of the model."""
-    from echo_coordinator.init import init_run
+    from echo_coordinator.commands.init import init_run
 
     init_run(run, model=model, environment=environment, name=name or run.resolve().name, mode=mode)
     typer.echo(f"Made {run.resolve()}. Look over {run / 'run.toml'}, back up {run / 'keys' / 'run.key'}, then:")
@@ -41,7 +41,7 @@ def start(
     plain: Annotated[bool, typer.Option(help="Lines instead of a live display.")] = False,
 ) -> None:
     """Run it: publish the newest version, print the invite, train. Continues where it stood."""
-    from echo_coordinator.start import start_run
+    from echo_coordinator.commands.start import start_run
 
     raise typer.Exit(start_run(run, live=sys.stdout.isatty() and not plain))
 
@@ -51,7 +51,7 @@ def status(run: RunArgument, as_json: JsonOption = False) -> None:
     """Show the run's health."""
     from rich.console import Console
 
-    from echo_coordinator.show import show_status
+    from echo_coordinator.commands.show import show_status
 
     show_status(run, Console(), as_json=as_json)
 
@@ -59,7 +59,7 @@ def status(run: RunArgument, as_json: JsonOption = False) -> None:
 @app.command()
 def invite(run: RunArgument) -> None:
     """Print the invite of a running run."""
-    from echo_coordinator.show import request
+    from echo_coordinator.commands.show import request
 
     typer.echo(request(run, "invite")["invite"])
 
@@ -67,7 +67,7 @@ def invite(run: RunArgument) -> None:
 @app.command()
 def pause(run: RunArgument) -> None:
     """Grant no new work and start no update until `resume`. What is under way is taken in."""
-    from echo_coordinator.show import request
+    from echo_coordinator.commands.show import request
 
     request(run, "pause")
     typer.echo(f"paused; continue with: echo-coordinator resume {run}")
@@ -76,7 +76,7 @@ def pause(run: RunArgument) -> None:
 @app.command()
 def resume(run: RunArgument) -> None:
     """Undo `pause`."""
-    from echo_coordinator.show import request
+    from echo_coordinator.commands.show import request
 
     request(run, "resume")
     typer.echo("resumed")
@@ -85,7 +85,7 @@ def resume(run: RunArgument) -> None:
 @app.command()
 def stop(run: RunArgument) -> None:
     """Stop the coordinator after the update under way. `start` continues later; nodes wait for it."""
-    from echo_coordinator.show import stop as stop_run
+    from echo_coordinator.commands.show import stop as stop_run
 
     version = stop_run(run)
     where = "before version 0" if version is None else f"at version {version}"
@@ -99,7 +99,7 @@ def export(
     version: Annotated[int | None, typer.Option(help="Default: the newest.", show_default=False)] = None,
 ) -> None:
     """Write a version as a Hugging Face folder."""
-    from echo_coordinator.export import export_version
+    from echo_coordinator.commands.export import export_version
 
     exported = export_version(run, out, version=version)
     typer.echo(f"wrote version {exported} to {out}")

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from echo_coordinator.run_folder import RunFolder
+from echo_coordinator.state.work_settings import WorkSettings
 from echo_coordinator.trainer.settings import ObjectiveSettings, OptimizerSettings, Precision, correction_warnings
-from echo_coordinator.work_settings import WorkSettings
 from echo_swarm.errors import SettingsError
 from echo_swarm.wire import Address, Name, RunId, Text
 

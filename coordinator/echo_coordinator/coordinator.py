@@ -26,19 +26,19 @@ import anyio
 
 from echo_coordinator.config import RunSettings
 from echo_coordinator.control import control_server
-from echo_coordinator.evaluating import EvaluationLoop
-from echo_coordinator.feeding import Scorers, feed_prompts, score_completions, tick
+from echo_coordinator.loops.evaluating import EvaluationLoop
+from echo_coordinator.loops.feeding import Scorers, feed_prompts, score_completions, tick
+from echo_coordinator.loops.publishing import Publishing
+from echo_coordinator.loops.reporting import Reporter
+from echo_coordinator.loops.training import OpenTrainer, Trained, TrainingLoop
 from echo_coordinator.manifests import run_facts, write_run_manifest
 from echo_coordinator.publisher import Publisher
-from echo_coordinator.publishing import Publishing
-from echo_coordinator.reporting import Reporter
 from echo_coordinator.run_folder import RunFolder
-from echo_coordinator.runstate import RunState, open_run
 from echo_coordinator.scoring.pool import PoolSettings, open_pool
-from echo_coordinator.service import MAX_REQUEST_BYTES, Published, WorkService
+from echo_coordinator.state.run_state import RunState, open_run
+from echo_coordinator.state.service import MAX_REQUEST_BYTES, Published, WorkService
 from echo_coordinator.trainer.client import start_trainer
 from echo_coordinator.trainer.settings import TrainerConfig, correction_warnings
-from echo_coordinator.training import OpenTrainer, Trained, TrainingLoop
 from echo_swarm.checkpoint.files import write_atomically
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore

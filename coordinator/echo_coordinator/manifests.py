@@ -2,8 +2,8 @@
 
 from echo_coordinator.config import RunSettings
 from echo_coordinator.model_folder import count_parameters, read_facts
-from echo_coordinator.run_core import RunFacts
 from echo_coordinator.run_folder import RunFolder
+from echo_coordinator.state.core import RunFacts
 from echo_swarm.checkpoint.files import write_atomically
 from echo_swarm.clock import Clock
 from echo_swarm.envelope import seal, unseal

@@ -17,7 +17,7 @@ from echo_coordinator.config import RunSettings
 from echo_coordinator.coordinator import Children, real_children, run_coordinator
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.scoring.pool import Prompt, Scored, ScoreRequest
-from echo_coordinator.seeds import member_seed
+from echo_coordinator.state.seeds import member_seed
 from echo_coordinator.trainer.batch import Group, Member, TrainingBatch
 from echo_coordinator.trainer.settings import OptimizerSettings, TrainerConfig
 from echo_node.backends.base import GenerationRequest, PolicyFiles

@@ -7,11 +7,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from echo_coordinator import feeding, training
-from echo_coordinator.batch import Waiting
 from echo_coordinator.coordinator import Coordinator
-from echo_coordinator.groups import GroupState, SlotState
-from echo_coordinator.publishing import Publishing
+from echo_coordinator.loops import feeding, training
+from echo_coordinator.loops.publishing import Publishing
+from echo_coordinator.state.batch import Waiting
+from echo_coordinator.state.groups import GroupState, SlotState
 from echo_node.backends.options import ScriptedOptions
 from echo_node.node import Outcome
 from echo_swarm.errors import BackendFailed

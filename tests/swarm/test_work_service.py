@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import anyio
 import pytest
 
-from echo_coordinator.batch import Prompt
-from echo_coordinator.runstate import RunFacts, RunState, open_run
-from echo_coordinator.service import MAX_REQUEST_BYTES, Published, WorkService
-from echo_coordinator.work_settings import WorkSettings
+from echo_coordinator.state.batch import Prompt
+from echo_coordinator.state.run_state import RunFacts, RunState, open_run
+from echo_coordinator.state.service import MAX_REQUEST_BYTES, Published, WorkService
+from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm import codec
 from echo_swarm.clock import ManualClock
 from echo_swarm.envelope import seal

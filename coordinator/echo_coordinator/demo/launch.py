@@ -19,11 +19,11 @@ import anyio
 from rich.console import Console
 from rich.live import Live
 
+from echo_coordinator.commands.progress import progress_line
 from echo_coordinator.demo.processes import Peers
 from echo_coordinator.demo.run_file import write_demo_run
 from echo_coordinator.demo.summary import node_counters, render_summary, summarise
 from echo_coordinator.demo.swarm import Show, Swarm, prepare_model
-from echo_coordinator.progress import progress_line
 from echo_coordinator.run_folder import write_json
 from echo_swarm.errors import LocalFault
 from echo_swarm.render import render_run_status

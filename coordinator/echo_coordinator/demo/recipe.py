@@ -1,7 +1,7 @@
 """What the demo does, in figures. Tuned so that two cores show a clear rise within about two minutes.
 
-The task is reasoning-gym's `chain_sum` with two numbers of one or two digits. Held-out prompts are in neither the warm-up nor
-training. `answers` says what the model has learned beforehand. The sections are those of run.toml.
+The task is reasoning-gym's `chain_sum` with two numbers of one or two digits. Held-out prompts are in neither the
+warm-up nor training. `answers` says what the model has learned beforehand. The sections are those of run.toml.
 """
 
 import hashlib

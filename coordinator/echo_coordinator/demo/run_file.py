@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from echo_coordinator.commands.init import init_run
 from echo_coordinator.config import RunSettings, load_settings
 from echo_coordinator.demo import recipe
-from echo_coordinator.init import init_run
 from echo_coordinator.run_folder import RunFolder
 
 Sections = dict[str, dict[str, Any]]

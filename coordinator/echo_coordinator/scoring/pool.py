@@ -101,7 +101,7 @@ class ScorerPool:
             found.extend(Prompt(**prompt) for prompt in job.reply["prompts"])
             for skipped in job.reply["skipped"]:
                 self.skipped[skipped["reason"]] += 1
-                log.info("%s prompt %d left out: %s", split, skipped["index"], skipped["reason"])
+                log.debug("%s prompt %d left out: %s", split, skipped["index"], skipped["reason"])
         return found
 
     async def score(self, items: Sequence[ScoreRequest]) -> list[Scored]:

@@ -12,7 +12,7 @@ import anyio
 from echo_coordinator.config import EnvironmentSection, EvaluationSection, RunSection, RunSettings
 from echo_coordinator.coordinator import Children, Coordinator, run_coordinator
 from echo_coordinator.run_folder import RunFolder
-from echo_coordinator.work_settings import WorkSettings
+from echo_coordinator.state.work_settings import WorkSettings
 from echo_node.backends.inline import InlineBackend
 from echo_node.backends.options import ScriptedOptions
 from echo_node.backends.scripted import ScriptedEngine

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from echo_coordinator.batch import Prompt, Score
-from echo_coordinator.intake import Busy
-from echo_coordinator.leases import LiveLease
-from echo_coordinator.runstate import RunFacts, RunState, open_run
-from echo_coordinator.work_settings import WorkSettings
+from echo_coordinator.state.batch import Prompt, Score
+from echo_coordinator.state.intake import Busy
+from echo_coordinator.state.leases import LiveLease
+from echo_coordinator.state.run_state import RunFacts, RunState, open_run
+from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm import codec
 from echo_swarm.clock import ManualClock
 from echo_swarm.envelope import seal

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from echo_coordinator.counters import Rate, SignalWindow
+from echo_coordinator.state.counters import Rate, SignalWindow
 
 
 @pytest.mark.parametrize(("size", "share"), [(2, 0.70), (8, 0.20)])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_coordinator.database import SCHEMA_VERSION, open_database
+from echo_coordinator.state.database import SCHEMA_VERSION, open_database
 from echo_swarm.errors import LocalFault
 
 

@@ -6,8 +6,8 @@ import tracemalloc
 import anyio
 import pytest
 
-from echo_coordinator import rows
-from echo_coordinator.intake import Busy
+from echo_coordinator.state import rows
+from echo_coordinator.state.intake import Busy
 from echo_swarm import codec
 from echo_swarm.envelope import seal
 from echo_swarm.errors import BadSignature, MalformedMessage, RemoteError

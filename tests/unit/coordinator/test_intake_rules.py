@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from echo_coordinator.intake_rules import Demand, judge, work_digest
+from echo_coordinator.state.intake_rules import Demand, judge, work_digest
 from echo_swarm.codec import pack_f32, pack_u32
 from echo_swarm.trajectory import BehaviourPolicy, FinishReason, Reason, Trajectory
 

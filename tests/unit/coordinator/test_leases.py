@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 
-from echo_coordinator.batch import Prompt
-from echo_coordinator.groups import GroupTable, SlotState
-from echo_coordinator.leases import LeaseBook, LiveLease
-from echo_coordinator.rows import new_group
-from echo_coordinator.staleness import VersionWindow
-from echo_coordinator.work_settings import WorkSettings
+from echo_coordinator.state.batch import Prompt
+from echo_coordinator.state.groups import GroupTable, SlotState
+from echo_coordinator.state.leases import LeaseBook, LiveLease
+from echo_coordinator.state.rows import new_group
+from echo_coordinator.state.staleness import VersionWindow
+from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.identity import PeerId
 
 ANN, BOB = PeerId("ann"), PeerId("bob")

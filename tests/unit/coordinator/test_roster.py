@@ -1,7 +1,7 @@
 """Each peer stands in the roster once, however often it dies."""
 
-from echo_coordinator import roster as module
-from echo_coordinator.roster import Admission, Roster
+from echo_coordinator.state import roster as module
+from echo_coordinator.state.roster import Admission, Roster
 from echo_swarm.identity import PeerId
 from echo_swarm.work import BackendReport, Beat, Hello, Role
 

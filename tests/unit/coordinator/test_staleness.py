@@ -2,7 +2,7 @@
 
 import pytest
 
-from echo_coordinator.staleness import Versions, VersionWindow, group_capacity, is_fresh, version_window
+from echo_coordinator.state.staleness import Versions, VersionWindow, group_capacity, is_fresh, version_window
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from echo_coordinator.work_settings import WorkSettings
+from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.errors import SettingsError
 
 

@@ -10,11 +10,11 @@ from collections import deque
 
 import anyio.lowlevel
 
-from echo_coordinator.batch import Prompt
 from echo_coordinator.config import EvaluationSection
-from echo_coordinator.feeding import Scorers
-from echo_coordinator.runstate import RunState
-from echo_coordinator.training import Trained
+from echo_coordinator.loops.feeding import Scorers
+from echo_coordinator.loops.training import Trained
+from echo_coordinator.state.batch import Prompt
+from echo_coordinator.state.run_state import RunState
 
 log = logging.getLogger(__name__)
 

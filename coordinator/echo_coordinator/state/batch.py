@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from echo_coordinator.groups import Kind
+from echo_coordinator.state.groups import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterable
 
-from echo_coordinator import rows
-from echo_coordinator.batch import Score, ScoreItem
-from echo_coordinator.groups import Group, SlotState
-from echo_coordinator.leases import Dropped
-from echo_coordinator.run_core import RunCore
+from echo_coordinator.state import rows
+from echo_coordinator.state.batch import Score, ScoreItem
+from echo_coordinator.state.core import RunCore
+from echo_coordinator.state.groups import Group, SlotState
+from echo_coordinator.state.leases import Dropped
 from echo_swarm.identity import PeerId
 
 

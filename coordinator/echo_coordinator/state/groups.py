@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from echo_coordinator.work_settings import WorkSettings
+from echo_coordinator.state.work_settings import WorkSettings
 
 Kind = Literal["train", "eval"]
 

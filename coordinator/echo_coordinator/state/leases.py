@@ -9,9 +9,9 @@ under way, so that their pushes can be told from made-up ones.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from echo_coordinator.groups import Group, GroupTable, SlotState
-from echo_coordinator.staleness import VersionWindow
-from echo_coordinator.work_settings import WorkSettings
+from echo_coordinator.state.groups import Group, GroupTable, SlotState
+from echo_coordinator.state.staleness import VersionWindow
+from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.identity import PeerId
 from echo_swarm.trajectory import MAX_TRAJECTORIES, Reason
 from echo_swarm.work import MAX_LEASES

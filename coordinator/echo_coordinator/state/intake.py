@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from echo_coordinator import rows
-from echo_coordinator.committer import Committer
-from echo_coordinator.counters import STRANGERS, TOTAL, Counters
-from echo_coordinator.groups import Group, GroupState, GroupTable, SlotState, Work
-from echo_coordinator.intake_rules import Demand, Judgement, judge, work_digest
-from echo_coordinator.leases import Dropped, LeaseBook, LiveLease, StoredVerdict
-from echo_coordinator.work_settings import MEMBER_OVERHEAD_BYTES
+from echo_coordinator.state import rows
+from echo_coordinator.state.committer import Committer
+from echo_coordinator.state.counters import STRANGERS, TOTAL, Counters
+from echo_coordinator.state.groups import Group, GroupState, GroupTable, SlotState, Work
+from echo_coordinator.state.intake_rules import Demand, Judgement, judge, work_digest
+from echo_coordinator.state.leases import Dropped, LeaseBook, LiveLease, StoredVerdict
+from echo_coordinator.state.work_settings import MEMBER_OVERHEAD_BYTES
 from echo_swarm import envelope
 from echo_swarm.clock import Clock
 from echo_swarm.envelope import Signed

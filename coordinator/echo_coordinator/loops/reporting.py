@@ -2,12 +2,12 @@
 
 from typing import Any, Literal, cast
 
-from echo_coordinator.batch import UpdateRecord
 from echo_coordinator.config import RunSettings
-from echo_coordinator.counters import DROPPED_GROUPS
-from echo_coordinator.publishing import Publishing
-from echo_coordinator.runstate import RunState
-from echo_coordinator.training import TrainingLoop
+from echo_coordinator.loops.publishing import Publishing
+from echo_coordinator.loops.training import TrainingLoop
+from echo_coordinator.state.batch import UpdateRecord
+from echo_coordinator.state.counters import DROPPED_GROUPS
+from echo_coordinator.state.run_state import RunState
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.status import EvaluationStatus, RunStatus, UpdateStatus
 

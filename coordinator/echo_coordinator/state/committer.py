@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import anyio
 from anyio import to_thread
 
-from echo_coordinator.database import database_fault
+from echo_coordinator.state.database import database_fault
 from echo_swarm.errors import LocalFault
 from echo_swarm.transport.tasks import background_tasks
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgpack
 
-from echo_coordinator.batch import Evaluation, Event, Prompt, UpdateRecord
-from echo_coordinator.groups import DropCause, Group, GroupState, Slot, SlotState, Work
-from echo_coordinator.leases import LiveLease, StoredVerdict
+from echo_coordinator.state.batch import Evaluation, Event, Prompt, UpdateRecord
+from echo_coordinator.state.groups import DropCause, Group, GroupState, Slot, SlotState, Work
+from echo_coordinator.state.leases import LiveLease, StoredVerdict
 from echo_swarm.identity import PeerId
 from echo_swarm.trajectory import Reason, Trajectory, prompt_digest
 from echo_swarm.work import BackendReport, Role

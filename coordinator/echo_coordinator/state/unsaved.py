@@ -2,10 +2,10 @@
 
 from sqlite3 import Connection
 
-from echo_coordinator import rows
-from echo_coordinator.counters import Counters
-from echo_coordinator.groups import Group, GroupTable
-from echo_coordinator.leases import LeaseBook, LiveLease
+from echo_coordinator.state import rows
+from echo_coordinator.state.counters import Counters
+from echo_coordinator.state.groups import Group, GroupTable
+from echo_coordinator.state.leases import LeaseBook, LiveLease
 
 
 class Unsaved:

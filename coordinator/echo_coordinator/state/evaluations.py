@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from sqlite3 import Connection
 
-from echo_coordinator import rows
-from echo_coordinator.batch import EvalProgress, Evaluation, Prompt
-from echo_coordinator.groups import Group, GroupState
-from echo_coordinator.run_core import RunCore
+from echo_coordinator.state import rows
+from echo_coordinator.state.batch import EvalProgress, Evaluation, Prompt
+from echo_coordinator.state.core import RunCore
+from echo_coordinator.state.groups import Group, GroupState
 
 
 class Evaluations:

@@ -7,14 +7,14 @@ over as `aged` (its reward counts in the baseline, none of its tokens in a loss 
 from collections.abc import Iterable
 from sqlite3 import Connection
 
-from echo_coordinator import rows
-from echo_coordinator.batch import Batch, BatchGroup, BatchMember, UpdateRecord, WaitState
-from echo_coordinator.counters import LAG, WORK
-from echo_coordinator.groups import Group, GroupState, SlotState
-from echo_coordinator.rows import StoredTrajectory
-from echo_coordinator.run_core import RunCore
-from echo_coordinator.selection import Situation
-from echo_coordinator.staleness import staleness
+from echo_coordinator.state import rows
+from echo_coordinator.state.batch import Batch, BatchGroup, BatchMember, UpdateRecord, WaitState
+from echo_coordinator.state.core import RunCore
+from echo_coordinator.state.counters import LAG, WORK
+from echo_coordinator.state.groups import Group, GroupState, SlotState
+from echo_coordinator.state.rows import StoredTrajectory
+from echo_coordinator.state.selection import Situation
+from echo_coordinator.state.staleness import staleness
 
 
 class Updates:

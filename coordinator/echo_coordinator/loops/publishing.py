@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 
 from echo_coordinator.publisher import Published, Publisher, WeightsFile, head_record
-from echo_coordinator.runstate import RunState
+from echo_coordinator.state.run_state import RunState
 from echo_swarm.clock import Clock
 from echo_swarm.directory.announce import keep_announced
 from echo_swarm.directory.base import Directory, head_topic, peers_topic

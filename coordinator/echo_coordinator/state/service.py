@@ -12,11 +12,11 @@ from typing import Any
 
 import anyio
 
-from echo_coordinator import rows
-from echo_coordinator.intake import Busy
-from echo_coordinator.leases import LiveLease
-from echo_coordinator.roster import Admission, Node
-from echo_coordinator.runstate import RunState
+from echo_coordinator.state import rows
+from echo_coordinator.state.intake import Busy
+from echo_coordinator.state.leases import LiveLease
+from echo_coordinator.state.roster import Admission, Node
+from echo_coordinator.state.run_state import RunState
 from echo_swarm.errors import LocalFault, RemoteError
 from echo_swarm.identity import PeerId
 from echo_swarm.trajectory import SUBMISSION_LIMITS

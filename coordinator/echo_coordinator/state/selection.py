@@ -5,9 +5,9 @@ The rules are those of docs/adr/0003-groups.md: incomplete groups, groups withou
 
 from dataclasses import dataclass
 
-from echo_coordinator.batch import Waiting, WaitState
-from echo_coordinator.groups import DropCause, Group, GroupState, GroupTable, SlotState
-from echo_coordinator.work_settings import WorkSettings
+from echo_coordinator.state.batch import Waiting, WaitState
+from echo_coordinator.state.groups import DropCause, Group, GroupState, GroupTable, SlotState
+from echo_coordinator.state.work_settings import WorkSettings
 
 PATIENCE = 4
 """Updates' worth of groups without signal that are replaced in a row before a smaller batch goes out."""

@@ -1,28 +1,28 @@
 """What all parts of the run's state share, and what happens to a slot whoever touches it.
 
 Memory decides, the committer writes. `admission`, `rewards`, `updates`, `evaluations` and `intake` each do one thing
-to it; `runstate` puts them together.
+to it; `run_state` puts them together.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
 
-from echo_coordinator import rows
-from echo_coordinator.batch import Event
-from echo_coordinator.committer import Committer
-from echo_coordinator.counters import DROPPED_GROUPS, DROPPED_SLOTS, WORK, Counters, Rate, SignalWindow
-from echo_coordinator.groups import Group, GroupState, GroupTable, Kind, SlotState
-from echo_coordinator.intake_rules import Demand
-from echo_coordinator.leases import Dropped, LeaseBook, LiveLease
-from echo_coordinator.roster import Roster
-from echo_coordinator.scoring_queue import ScoringQueue
-from echo_coordinator.seeds import member_seed
-from echo_coordinator.selection import Selector
-from echo_coordinator.signals import Signal
-from echo_coordinator.staleness import Versions, VersionWindow, version_window
-from echo_coordinator.unsaved import Unsaved
-from echo_coordinator.work_settings import WorkSettings
+from echo_coordinator.state import rows
+from echo_coordinator.state.batch import Event
+from echo_coordinator.state.committer import Committer
+from echo_coordinator.state.counters import DROPPED_GROUPS, DROPPED_SLOTS, WORK, Counters, Rate, SignalWindow
+from echo_coordinator.state.groups import Group, GroupState, GroupTable, Kind, SlotState
+from echo_coordinator.state.intake_rules import Demand
+from echo_coordinator.state.leases import Dropped, LeaseBook, LiveLease
+from echo_coordinator.state.roster import Roster
+from echo_coordinator.state.scoring_queue import ScoringQueue
+from echo_coordinator.state.seeds import member_seed
+from echo_coordinator.state.selection import Selector
+from echo_coordinator.state.signals import Signal
+from echo_coordinator.state.staleness import Versions, VersionWindow, version_window
+from echo_coordinator.state.unsaved import Unsaved
+from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.clock import Clock
 
 

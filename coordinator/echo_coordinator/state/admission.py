@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from sqlite3 import Connection
 
-from echo_coordinator import rows
-from echo_coordinator.batch import Prompt
-from echo_coordinator.groups import GroupState
-from echo_coordinator.run_core import RunCore
-from echo_coordinator.staleness import group_capacity
+from echo_coordinator.state import rows
+from echo_coordinator.state.batch import Prompt
+from echo_coordinator.state.core import RunCore
+from echo_coordinator.state.groups import GroupState
+from echo_coordinator.state.staleness import group_capacity
 
 
 class Admission:

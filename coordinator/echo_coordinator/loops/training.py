@@ -24,12 +24,12 @@ from typing import Protocol
 import anyio
 import anyio.to_thread
 
-from echo_coordinator.activity import TrainerActivity
-from echo_coordinator.batch import Batch, BatchGroup, WaitState
-from echo_coordinator.publishing import Publishing
+from echo_coordinator.loops.activity import TrainerActivity
+from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.run_folder import RunFolder, append_line
-from echo_coordinator.runstate import RunState
-from echo_coordinator.signals import Signal
+from echo_coordinator.state.batch import Batch, BatchGroup, WaitState
+from echo_coordinator.state.run_state import RunState
+from echo_coordinator.state.signals import Signal
 from echo_coordinator.trainer import batch as batch_file
 from echo_coordinator.trainer.batch import Group, Member, TrainingBatch
 from echo_coordinator.trainer.client import Ready

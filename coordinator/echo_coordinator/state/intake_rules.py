@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_coordinator.staleness import is_fresh
+from echo_coordinator.state.staleness import is_fresh
 from echo_swarm.trajectory import FinishReason, Reason, Trajectory
 
 LOGPROB_TOLERANCE = 1e-4

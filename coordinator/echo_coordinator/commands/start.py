@@ -10,10 +10,10 @@ import anyio.to_thread
 from rich.console import Console
 from rich.live import Live
 
+from echo_coordinator.commands.network import open_network
+from echo_coordinator.commands.progress import progress_line
 from echo_coordinator.config import RunSettings, load_settings
 from echo_coordinator.coordinator import Coordinator, run_coordinator
-from echo_coordinator.network import open_network
-from echo_coordinator.progress import progress_line
 from echo_coordinator.run_folder import RunFolder
 from echo_swarm.checkpoint.files import write_atomically
 from echo_swarm.errors import EchoError, LocalFault

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from echo_coordinator.batch import WaitState
+from echo_coordinator.state.batch import WaitState
 from echo_swarm.status import Activity
 
 TRAINING = "training"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from echo_coordinator.batch import Batch, Prompt, Score, Waiting, WaitState
-from echo_coordinator.groups import FIRST_EVAL_GROUP_ID, SlotState
+from echo_coordinator.state.batch import Batch, Prompt, Score, Waiting, WaitState
+from echo_coordinator.state.groups import FIRST_EVAL_GROUP_ID, SlotState
 from echo_swarm import codec
 from echo_swarm.trajectory import Reason
 

@@ -15,18 +15,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo_coordinator import rows
-from echo_coordinator.admission import Admission
-from echo_coordinator.counters import TOTAL
-from echo_coordinator.database import open_database
-from echo_coordinator.evaluations import Evaluations
-from echo_coordinator.groups import FIRST_EVAL_GROUP_ID, GroupState
-from echo_coordinator.intake import Intake
-from echo_coordinator.rewards import Rewards
-from echo_coordinator.roster import Node
-from echo_coordinator.run_core import RunCore, RunFacts
-from echo_coordinator.updates import Updates
-from echo_coordinator.work_settings import WorkSettings
+from echo_coordinator.state import rows
+from echo_coordinator.state.admission import Admission
+from echo_coordinator.state.core import RunCore, RunFacts
+from echo_coordinator.state.counters import TOTAL
+from echo_coordinator.state.database import open_database
+from echo_coordinator.state.evaluations import Evaluations
+from echo_coordinator.state.groups import FIRST_EVAL_GROUP_ID, GroupState
+from echo_coordinator.state.intake import Intake
+from echo_coordinator.state.rewards import Rewards
+from echo_coordinator.state.roster import Node
+from echo_coordinator.state.updates import Updates
+from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.clock import Clock, SystemClock
 from echo_swarm.status import BufferStatus, NodeStatus
 from echo_swarm.trajectory import Reason

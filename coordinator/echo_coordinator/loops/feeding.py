@@ -7,10 +7,10 @@ from typing import Protocol
 
 import anyio
 
-from echo_coordinator.batch import Prompt, Score, ScoreItem
-from echo_coordinator.runstate import RunState
 from echo_coordinator.scoring.pool import Prompt as ScorerPrompt
 from echo_coordinator.scoring.pool import Scored, ScoreRequest
+from echo_coordinator.state.batch import Prompt, Score, ScoreItem
+from echo_coordinator.state.run_state import RunState
 from echo_swarm.errors import SettingsError
 
 log = logging.getLogger(__name__)

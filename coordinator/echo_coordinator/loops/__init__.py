@@ -1,0 +1,1 @@
+"""What the coordinator does again and again: feed, train, publish, evaluate, report. `coordinator` starts them."""
