@@ -27,6 +27,7 @@ import psutil
 
 from benchmarks._intake_peers import ARTIFACT, END, GROUP, RUN_ID, TOKENS, VOCABULARY, made_up
 from benchmarks._report import write_report
+from echo_coordinator.collector import calm_collector
 from echo_coordinator.commands.start import LOOP
 from echo_coordinator.state import rows
 from echo_coordinator.state.batch import Prompt
@@ -129,6 +130,7 @@ async def _drive(state: RunState, address: str, scale: Scale) -> dict[str, Any]:
     outputs = [LineReader(worker.stdout) for worker in workers]
     for output in outputs:
         assert await output.line() == "ready"
+    calm_collector()
     rss_before, cpu_before = process.memory_info().rss, _cpu_s(process)
     start = time.perf_counter()
     for worker in workers:

@@ -10,6 +10,7 @@ import anyio.to_thread
 from rich.console import Console
 from rich.live import Live
 
+from echo_coordinator.collector import calm_collector
 from echo_coordinator.commands.network import open_network
 from echo_coordinator.commands.progress import progress_line
 from echo_coordinator.config import RunSettings, load_settings
@@ -65,6 +66,7 @@ async def _start(folder: RunFolder, settings: RunSettings, identity: Identity, l
                 run_coordinator(folder, settings, identity, host, directory) as coordinator,
             ):
                 stop.coordinator = coordinator
+                calm_collector()
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_display, coordinator, console, live)
                     tasks.start_soon(_note_status, coordinator)
