@@ -125,6 +125,7 @@ class Barrier:
         """Wait for the start."""
         self._missing -= 1
         if self._missing == 0:
+            calm_collector()
             print("ready", flush=True)
             await anyio.to_thread.run_sync(sys.stdin.readline)
             self._go.set()
@@ -142,4 +143,5 @@ async def worker_main(first: int, count: int, address: str, groups: int) -> None
 
 
 if __name__ == "__main__":
-    anyio.run(worker_main, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    numbers = int(sys.argv[1]), int(sys.argv[2])
+    anyio.run(worker_main, *numbers, sys.argv[3], int(sys.argv[4]), backend_options={"use_uvloop": True})

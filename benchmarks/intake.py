@@ -27,7 +27,6 @@ import psutil
 
 from benchmarks._intake_peers import ARTIFACT, END, GROUP, RUN_ID, TOKENS, VOCABULARY, made_up
 from benchmarks._report import write_report
-from echo_coordinator.collector import calm_collector
 from echo_coordinator.commands.start import LOOP
 from echo_coordinator.state import rows
 from echo_coordinator.state.batch import Prompt
@@ -37,6 +36,7 @@ from echo_coordinator.state.run_state import RunFacts, RunState, open_run
 from echo_coordinator.state.service import MAX_REQUEST_BYTES, Published, WorkService
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm import codec
+from echo_swarm.collector import calm_collector
 from echo_swarm.envelope import seal, unseal
 from echo_swarm.identity import Identity
 from echo_swarm.trajectory import (

@@ -22,6 +22,7 @@ from echo_node.introduction import learn_run
 from echo_node.node import Node, NodeSeams, Outcome
 from echo_node.status import summary_lines
 from echo_swarm.clock import Clock, SystemClock
+from echo_swarm.collector import calm_collector
 from echo_swarm.invite import Invite
 from echo_swarm.manifest import RunManifest
 
@@ -49,6 +50,7 @@ async def _join(config: NodeConfig, invite: Invite, instance: Instance, display:
             async with open_network(
                 instance.identity, invite, listen=config.listen, outbound_only=config.outbound_only
             ) as network:
+                calm_collector()
                 activity = Activity(clock, display.emit)
                 run = await learn_run(network.host, invite, clock=clock, activity=activity)
                 open_backend = await _choose_backend(config, run, invite, display)

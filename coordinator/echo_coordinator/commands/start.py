@@ -10,13 +10,13 @@ import anyio.to_thread
 from rich.console import Console
 from rich.live import Live
 
-from echo_coordinator.collector import calm_collector
 from echo_coordinator.commands.network import open_network
 from echo_coordinator.commands.progress import progress_line
 from echo_coordinator.config import RunSettings, load_settings
 from echo_coordinator.coordinator import Coordinator, run_coordinator
 from echo_coordinator.run_folder import RunFolder
 from echo_swarm.checkpoint.files import write_atomically
+from echo_swarm.collector import calm_collector
 from echo_swarm.errors import EchoError, LocalFault
 from echo_swarm.identity import Identity, load
 from echo_swarm.render import render_run_status
