@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import anyio
 import numpy as np
 
+from echo_swarm.collector import calm_collector
 from echo_swarm.envelope import seal
 from echo_swarm.identity import Identity
 from echo_swarm.trajectory import BehaviourPolicy, FinishReason, Reason, Submission, Trajectory, prompt_digest
