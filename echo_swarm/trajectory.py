@@ -100,6 +100,7 @@ class Reason(StrEnum):
     BAD_LOGPROB = "bad_logprob"
     """Not finite, or above 0."""
     OVER_QUOTA = "over_quota"
+    """Too many refused completions of this peer lately; the push was not read."""
     UNSCORABLE = "unscorable"
     """Accepted, but the verifier failed repeatedly; the node's standing is not touched."""
 

@@ -13,6 +13,7 @@ from typing import Any
 from echo_coordinator.state import rows
 from echo_coordinator.state.committer import Committer
 from echo_coordinator.state.counters import STRANGERS, TOTAL, Counters
+from echo_coordinator.state.fault_quota import FaultQuota
 from echo_coordinator.state.groups import Group, GroupState, GroupTable, SlotState, Work
 from echo_coordinator.state.intake_rules import Demand, Judgement, judge, work_digest
 from echo_coordinator.state.leases import Dropped, LeaseBook, LiveLease, StoredVerdict
@@ -86,6 +87,7 @@ class Intake:
         self._on_filled = on_filled
         self._on_dropped = on_dropped
         self._refused: OrderedDict[tuple[PeerId, bytes], tuple[Verdict, ...]] = OrderedDict()
+        self._quota = FaultQuota()
         self.fault = ""
         """Why the last write failed; empty when it did not."""
 
@@ -96,6 +98,9 @@ class Intake:
             MalformedMessage, BadSignature, RemoteError: the submission as a whole was refused and counted once.
 
         """
+        if self._quota.is_exhausted(peer, self._clock.monotonic_s()):
+            self._count(peer, [Reason.OVER_QUOTA], 1)
+            raise RemoteError(Reason.OVER_QUOTA.value, "too many refused completions lately; this push was not read")
         if not self._committer.has_room(len(raw)):
             return Busy(retry_after_s=BUSY_RETRY_S)
         signed = self.open(peer, raw)
@@ -216,6 +221,8 @@ class Intake:
 
     def _count(self, peer: PeerId, reasons: list[Reason], sign: int) -> None:
         scope = peer if self._is_known(peer) else STRANGERS
+        if sign > 0:
+            self._quota.charge(peer, reasons, self._clock.monotonic_s())
         for reason in reasons:
             self._counters.add(TOTAL, reason.value, sign)
             self._counters.add(scope, reason.value, sign)

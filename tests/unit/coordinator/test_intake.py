@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from echo_coordinator.state import rows
+from echo_coordinator.state.fault_quota import BURST
 from echo_coordinator.state.intake import Busy
 from echo_swarm import codec
 from echo_swarm.envelope import seal
@@ -258,6 +259,19 @@ async def test_a_write_that_fails_leaves_no_trace_and_the_peer_may_come_again(op
         verdicts = await run.state.intake.submit(run.peer("ann"), raw)
         assert [verdict.reason for verdict in verdicts] == [Reason.ACCEPTED, Reason.WRONG_SAMPLING]
         assert run.state.warnings() == []
+
+
+async def test_a_peer_that_floods_with_junk_is_cut_off_and_others_are_served(open_state):
+    async with open_state() as run:
+        await started(run)
+        (lease, *_) = run.grant("bob", 4)
+        for number in range(BURST):
+            with pytest.raises(MalformedMessage):
+                await run.state.intake.submit(run.peer("ann"), number.to_bytes(4, "big"))
+        with pytest.raises(RemoteError, match="over_quota"):
+            await run.state.intake.submit(run.peer("ann"), b"more")
+        assert await run.reasons("bob", [run.complete(lease, 0)]) == [Reason.ACCEPTED]
+        assert run.state.rejected() == {"malformed": BURST, "over_quota": 1}
 
 
 def _sealed_raw(run, name: str, wire: dict) -> bytes:
