@@ -229,9 +229,11 @@ class TrainingLoop:
         if ready.policy_version > versions.trained:
             # Its update was durable when we died, the ledger's line was not.
             batch = await self._state.updates.batch_of(ready.consumed_groups)
+            metrics = {"policy_version": ready.policy_version, "update": ready.update, "recovered": True}
             await self._state.updates.commit(
-                batch, new_version=ready.policy_version, checkpoint=ready.checkpoint, metrics={"recovered": True}
+                batch, new_version=ready.policy_version, checkpoint=ready.checkpoint, metrics=metrics
             )
+            await anyio.to_thread.run_sync(append_line, self._folder.metrics, metrics)
             text = f"update {self._state.updates.count} was finished after a crash from checkpoint {ready.checkpoint}"
             await self._state.core.record_event("recovered", text)
         if versions.published is None or self._state.core.versions.lag:
