@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_swarm.status import EvaluationStatus, NodeStatus, RunStatus
+from echo_swarm.wire import clean
 
 _BARS = "▁▂▃▄▅▆▇█"
 _EVALUATIONS = 5
@@ -17,8 +18,13 @@ _EVALUATIONS = 5
 def render_run_status(status: RunStatus) -> RenderableType:
     """Return the whole status of a run."""
     parts: list[RenderableType] = [_headline(status), _facts(status), nodes_table(status.nodes)]
-    parts += [Text(f"! {warning}", style="yellow") for warning in status.warnings]
+    parts += [literal(f"! {warning}", style="yellow") for warning in status.warnings]
     return Group(*parts)
+
+
+def literal(text: str, *, style: str = "") -> Text:
+    """Return text that is shown as it stands. A bare string is markup to rich, and peers write some of these."""
+    return Text(clean(text), style=style)
 
 
 def nodes_table(nodes: Iterable[NodeStatus]) -> RenderableType:
@@ -35,15 +41,15 @@ def nodes_table(nodes: Iterable[NodeStatus]) -> RenderableType:
         )
     for node in ordered:
         table.add_row(
-            short_peer(node.peer_id),
-            node.role,
-            node.backend or "-",
+            literal(short_peer(node.peer_id)),
+            literal(node.role),
+            literal(node.backend or "-"),
             "-" if node.held_version is None else str(node.held_version),
             f"{duration(node.last_seen_s)} ago" + ("" if node.live else " (gone)"),
             f"{node.tokens_per_s:.0f}" if node.live else "-",
             str(node.accepted),
-            counts(node.rejected) or "0",
-            node.state if node.live else "",
+            literal(counts(node.rejected) or "0"),
+            literal(node.state if node.live else ""),
             style=None if node.live else "dim",
         )
     return table
@@ -53,10 +59,10 @@ def _headline(status: RunStatus) -> Text:
     version = "no version yet" if status.policy_version is None else f"version {status.policy_version}"
     age = "" if status.version_age_s is None else f", {duration(status.version_age_s)} old"
     planned = "" if status.updates_planned is None else f" of {status.updates_planned}"
-    text = Text(f"{status.name} ", style="bold")
-    text.append(f"({status.run_id[:8]}) ", style="dim")
+    text = literal(f"{status.name} ", style="bold")
+    text.append(f"({clean(status.run_id[:8])}) ", style="dim")
     text.append(f"{status.state}", style="green" if status.state == "running" else "yellow")
-    text.append(f" · {status.mode}, max staleness {status.max_staleness} · {version}{age}")
+    text.append(f" · {clean(status.mode)}, max staleness {status.max_staleness} · {version}{age}")
     text.append(f" · {status.updates}{planned} updates")
     return text
 
@@ -66,15 +72,16 @@ def _facts(status: RunStatus) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     for label, value in _fact_rows(status):
-        table.add_row(label, value)
+        alarming = label == "trainer" and not status.trainer.normal
+        table.add_row(label, literal(value, style="red" if alarming else ""))
     return table
 
 
-def _fact_rows(status: RunStatus) -> Iterable[tuple[str, RenderableType]]:
+def _fact_rows(status: RunStatus) -> Iterable[tuple[str, str]]:
     trainer = status.trainer
     words = f"{spaced(trainer.state)} for {duration(trainer.since_s)}"
     words += f": {trainer.detail}" if trainer.detail else ""
-    yield "trainer", Text(words, style="" if trainer.normal else "red")
+    yield "trainer", words
     waits = ", ".join(f"{spaced(cause)} {duration(s)}" for cause, s in status.waiting_s.items() if s >= 0.5)
     yield "trainer busy", f"{status.trainer_busy_share:.0%}" + (f" (waited: {waits})" if waits else "")
     buffer = status.buffer

@@ -17,7 +17,7 @@ from echo_node.status import Seen, read_statuses
 from echo_swarm.errors import MalformedMessage, PeerUnreachable, RemoteError, RunNotFound
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
-from echo_swarm.render import counts, duration, render_run_status, short_peer
+from echo_swarm.render import counts, duration, literal, render_run_status, short_peer
 from echo_swarm.status import RunStatus
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcClient, call_message
@@ -46,16 +46,16 @@ def _local_table(seen: Sequence[Seen]) -> Table:
     for item in seen:
         status = item.status
         table.add_row(
-            status.run_name or status.run_id[:8],
-            short_peer(status.peer_id),
+            literal(status.run_name or status.run_id[:8]),
+            literal(short_peer(status.peer_id)),
             f"{duration(item.age_s)} ago" + ("" if item.live else " (gone)"),
-            status.backend or "-",
+            literal(status.backend or "-"),
             "-" if status.loaded_version is None else str(status.loaded_version),
             f"{status.tokens_per_s:.0f}",
             str(status.accepted),
-            counts(status.rejected) or "0",
+            literal(counts(status.rejected) or "0"),
             str(status.pending),
-            status.state,
+            literal(status.state),
             style=None if item.live else "dim",
         )
     return table

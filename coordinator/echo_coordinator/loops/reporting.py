@@ -15,6 +15,14 @@ RECENT_UPDATES = 60
 FORGET_AFTER_S = 3600.0
 """Nodes silent for longer are left out of the list; their counts stay in the totals."""
 
+LISTED_NODES = 512
+"""Peer ids cost nothing; beyond this, those silent for the longest are left out too."""
+LISTED_EVALUATIONS = 1000
+"""Beside the first. With both, a status stays below the number of items that a frame may have (docs/protocol.md)."""
+LISTED_WARNINGS = 20
+MAX_COUNT = 2**63 - 1
+"""Peers report their own byte counts, and the sum of some of them may be more than a frame can carry."""
+
 RunPhase = Literal["starting", "running", "paused", "stopping", "stopped", "finished"]
 
 
@@ -50,7 +58,8 @@ class Reporter:
         state, core = self._state, self._state.core
         now, wall = core.clock.monotonic_s(), core.clock.wall_s()
         head = self._publishing.head
-        nodes = state.node_statuses(forget_s=FORGET_AFTER_S)
+        nodes = state.node_statuses(forget_s=FORGET_AFTER_S, most=LISTED_NODES)
+        evaluations = [e for e in state.evaluations.recorded() if e.accuracy is not None]
         return RunStatus(
             run_id=core.facts.run_id,
             name=self._settings.run.name,
@@ -77,12 +86,12 @@ class Reporter:
             recent_updates=[_update_status(record) for record in self.recent],
             evaluations=[
                 EvaluationStatus(policy_version=e.version, accuracy=e.accuracy, prompts=e.scored)
-                for e in state.evaluations.recorded()
+                for e in [*evaluations[:1], *evaluations[1:][-LISTED_EVALUATIONS:]]
                 if e.accuracy is not None
             ],
             bytes_served_coordinator=self._blobs.bytes_served,
-            bytes_served_peers=sum(node.bytes_served for node in nodes),
-            warnings=[*state.warnings(), *self.extra_warnings],
+            bytes_served_peers=min(MAX_COUNT, sum(node.bytes_served for node in nodes)),
+            warnings=_shortened([*self.extra_warnings, *state.warnings()]),
         )
 
     def _phase(self) -> RunPhase:
@@ -94,6 +103,11 @@ class Reporter:
         if core.paused:
             return "paused"
         return "starting" if core.versions.published is None else "running"
+
+
+def _shortened(warnings: list[str]) -> list[str]:
+    left_out = len(warnings) - LISTED_WARNINGS
+    return warnings if left_out <= 0 else [*warnings[:LISTED_WARNINGS], f"and {left_out} more"]
 
 
 def _update_status(record: UpdateRecord) -> UpdateStatus:

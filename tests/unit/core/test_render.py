@@ -103,3 +103,18 @@ def test_figures_have_two_units_at_most():
     assert [size(n) for n in (999, 1_500, 2_500_000, 3 * 10**12)] == ["999 B", "1.5 kB", "2.5 MB", "3.0 TB"]
     assert counts({"a": 0, "b": 2}) == "b 2"
     assert sparkline([0.0, 0.5, 1.0]) == "▁▄█" and sparkline([1.0, 1.0]) == "▁▁"
+
+
+def test_words_of_peers_are_no_markup_and_no_control_sequences():
+    words = "[/x] [bold]y \x1b[2J"
+    text = shown(
+        width=400,
+        name=words,
+        nodes=[node(state=words, backend=words, role=words, device=words, rejected={words: 1})],
+        trainer={"state": words, "detail": words},
+        rejected={words: 2},
+        dropped_groups={words: 3},
+        waiting_s={words: 4.0},
+        warnings=[words],
+    )
+    assert text.count("[/x] [bold]y ?[2J") >= 10 and "\x1b" not in text
