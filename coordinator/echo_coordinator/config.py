@@ -121,7 +121,7 @@ def load_settings(folder: RunFolder) -> RunSettings:
         return RunSettings.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as e:
         raise SettingsError(f"cannot read {path}: {e.strerror}") from e
-    except tomllib.TOMLDecodeError as e:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise SettingsError(f"{path} is not valid TOML: {e}") from e
     except ValidationError as e:
         problems = [

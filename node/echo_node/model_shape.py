@@ -35,7 +35,7 @@ class ModelShape:
         """
         try:
             config = json.loads(model_config_json)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise BackendFailed(f"the run's model config is not JSON: {e}") from e
         if not isinstance(config, dict):
             raise BackendFailed("the run's model config is not a JSON object")

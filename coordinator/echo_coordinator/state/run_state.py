@@ -10,6 +10,7 @@ it: leases get a fresh term (their peers may still push), completions that were 
 that was being trained is ready again.
 """
 
+import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from echo_coordinator.state import rows
 from echo_coordinator.state.admission import Admission
 from echo_coordinator.state.core import RunCore, RunFacts
 from echo_coordinator.state.counters import TOTAL
-from echo_coordinator.state.database import open_database
+from echo_coordinator.state.database import database_fault, open_database
 from echo_coordinator.state.evaluations import Evaluations
 from echo_coordinator.state.groups import FIRST_EVAL_GROUP_ID, GroupState
 from echo_coordinator.state.intake import Intake
@@ -81,10 +82,12 @@ class RunState:
             bytes=groups.size_bytes(),
         )
 
-    def node_statuses(self, *, forget_s: float | None = None) -> list[NodeStatus]:
-        """Return every peer once; with `forget_s` without those silent for longer."""
+    def node_statuses(self, *, forget_s: float | None = None, most: int | None = None) -> list[NodeStatus]:
+        """Return every peer once; with `forget_s` without those silent for longer, and the `most` latest heard."""
         now = self.core.clock.monotonic_s()
         nodes = [node for node in self.core.roster.nodes() if forget_s is None or now - node.last_seen <= forget_s]
+        if most is not None and len(nodes) > most:
+            nodes = sorted(nodes, key=lambda node: -node.last_seen)[:most]
         return [self._node_status(node, now) for node in nodes]
 
     def warnings(self) -> list[str]:
@@ -133,33 +136,42 @@ async def open_run(
     """
     connection = open_database(path)
     try:
-        core = RunCore(connection, path, settings, facts, clock or SystemClock())
-        intake = Intake(
-            run_id=facts.run_id,
-            clock=core.clock,
-            groups=core.groups,
-            leases=core.leases,
-            counters=core.counters,
-            committer=core.committer,
-            is_known=lambda peer: core.roster.get(peer) is not None,
-            demand=core.demand,
-            seed_of=core.seed_of,
-            on_filled=core.on_filled,
-            on_dropped=core.on_dropped,
-        )
-        state = RunState(
-            core=core,
-            admission=Admission(core, rows.next_group_id(connection, "train", 0)),
-            intake=intake,
-            rewards=Rewards(core),
-            updates=Updates(core),
-            evaluations=Evaluations(
-                core,
-                rows.next_group_id(connection, "eval", FIRST_EVAL_GROUP_ID),
-                rows.load_evaluations(connection),
-            ),
-        )
-        async with core.committer.running():
+        try:
+            state = _restore(connection, path, settings, facts, clock or SystemClock())
+        except sqlite3.Error as e:
+            raise database_fault(e, path) from e
+        async with state.core.committer.running():
             yield state
     finally:
         connection.close()
+
+
+def _restore(
+    connection: sqlite3.Connection, path: Path, settings: WorkSettings, facts: RunFacts, clock: Clock
+) -> RunState:
+    core = RunCore(connection, path, settings, facts, clock)
+    intake = Intake(
+        run_id=facts.run_id,
+        clock=core.clock,
+        groups=core.groups,
+        leases=core.leases,
+        counters=core.counters,
+        committer=core.committer,
+        is_known=lambda peer: core.roster.get(peer) is not None,
+        demand=core.demand,
+        seed_of=core.seed_of,
+        on_filled=core.on_filled,
+        on_dropped=core.on_dropped,
+    )
+    return RunState(
+        core=core,
+        admission=Admission(core, rows.next_group_id(connection, "train", 0)),
+        intake=intake,
+        rewards=Rewards(core),
+        updates=Updates(core),
+        evaluations=Evaluations(
+            core,
+            rows.next_group_id(connection, "eval", FIRST_EVAL_GROUP_ID),
+            rows.load_evaluations(connection),
+        ),
+    )

@@ -108,6 +108,12 @@ def test_a_senseless_model_config_is_named(config: dict[str, object]) -> None:
         choose("torch", run_of(config), machine())
 
 
+def test_a_model_config_that_is_nested_without_end_is_named() -> None:
+    run = run_of({}).model_copy(update={"model_config_json": "[" * 60_000})
+    with pytest.raises(BackendFailed, match="model config is not JSON"):
+        choose("torch", run, machine())
+
+
 def test_limits_of_both_cgroup_versions_are_seen(tmp_path: Path) -> None:
     membership = tmp_path / "cgroup"
     membership.write_text("0::/user/app\n")

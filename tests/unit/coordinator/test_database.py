@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from echo_coordinator.state.database import SCHEMA_VERSION, open_database
+from echo_coordinator.state.run_state import RunFacts, open_run
+from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.errors import LocalFault
 
 
@@ -48,3 +50,16 @@ def test_a_second_coordinator_of_the_same_run_is_refused(tmp_path: Path):
         open_database(path, busy_timeout_s=0)
     first.close()
     open_database(path).close()
+
+
+@pytest.mark.anyio
+async def test_a_file_that_is_damaged_inside_is_refused_with_its_name(tmp_path: Path):
+    path = tmp_path / "run.sqlite"
+    open_database(path).close()
+    content = bytearray(path.read_bytes())
+    content[4096:] = bytes([0xFF]) * (len(content) - 4096)
+    path.write_bytes(content)
+    facts = RunFacts(run_id="ab" * 16, vocabulary_size=10, end_token_ids=(1,))
+    with pytest.raises(LocalFault, match=r"run\.sqlite cannot be used"):
+        async with open_run(path, WorkSettings(), facts):
+            pass

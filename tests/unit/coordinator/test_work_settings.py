@@ -1,9 +1,12 @@
 """Settings that cannot work are refused with what to change."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from echo_coordinator.config import load_settings
+from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.errors import SettingsError
 
@@ -39,3 +42,9 @@ def test_more_members_needed_than_there_are_is_refused():
 @pytest.mark.parametrize(("size", "needed"), [(2, 2), (3, 2), (4, 2), (5, 3), (8, 4)])
 def test_half_of_a_group_is_needed_but_at_least_two(size: int, needed: int):
     assert WorkSettings(group_size=size).members_needed == needed
+
+
+def test_a_settings_file_in_another_encoding_is_refused_with_its_name(tmp_path: Path):
+    (tmp_path / "run.toml").write_bytes('[run]\nname = "größer"\n'.encode("latin-1"))
+    with pytest.raises(SettingsError, match=r"run\.toml is not valid TOML: 'utf-8' codec"):
+        load_settings(RunFolder(tmp_path))
