@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from echo_swarm.errors import StorageFull, UsageError
+from echo_swarm.errors import LocalFault, StorageFull, UsageError
 
 DEFAULT_MAX_BYTES = 256 << 20
 """About 25,000 trajectories of 10 KB: many hours of a fast node's work."""
@@ -69,6 +69,7 @@ class Outbox:
 
     def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._max_bytes = max_bytes
+        self._path = path
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -181,7 +182,7 @@ class Outbox:
 
     def backlogged(self) -> bool:
         """Whether so much waits (half the limit) that no new work should be asked for."""
-        with self._lock:
+        with self._faults(), self._lock:
             return self._size_bytes() > self._max_bytes // 2
 
     def counters(self) -> Counter[str]:
@@ -189,7 +190,7 @@ class Outbox:
         return Counter({name: value for name, value in self._read("SELECT name, value FROM counters")})
 
     def _read(self, query: str) -> list[tuple[Any, ...]]:
-        with self._lock:
+        with self._faults(), self._lock:
             return self._db.execute(query).fetchall()
 
     def _size_bytes(self) -> int:
@@ -223,14 +224,25 @@ class Outbox:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
+        with self._faults(), self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Turn what the disk does to the file into our errors."""
         try:
-            with self._lock:
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield
-                    self._db.execute("COMMIT")
-                finally:
-                    if self._db.in_transaction:
-                        self._db.execute("ROLLBACK")
+            yield
         except sqlite3.OperationalError as e:
             raise StorageFull(f"the outbox cannot be written ({e}); free some disk space") from e
+        except sqlite3.DatabaseError as e:
+            if type(e) is not sqlite3.DatabaseError:
+                raise  # one of its other kinds: a bug of ours
+            raise LocalFault(
+                f"the outbox {self._path} is damaged ({e}); move it away to start with an empty one"
+            ) from e

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from echo_node.outbox import Dropped, Outbox
-from echo_swarm.errors import UsageError
+from echo_swarm.errors import LocalFault, UsageError
 
 
 def put(outbox: Outbox, name: str, *, trajectories: int = 2, version: int = 5, size: int = 100) -> bool:
@@ -108,6 +108,21 @@ def test_a_damaged_outbox_is_refused_with_advice(tmp_path: Path):
     path.write_bytes(b"this is no database, however long it may be" * 100)
     with pytest.raises(UsageError, match="move it away"):
         Outbox(path)
+
+
+def test_an_outbox_that_is_damaged_inside_is_named_with_advice(tmp_path: Path):
+    path = tmp_path / "outbox.sqlite"
+    outbox = Outbox(path)
+    put(outbox, "a")
+    outbox.close()
+    content = bytearray(path.read_bytes())
+    content[4096:] = bytes([0xFF]) * (len(content) - 4096)
+    path.write_bytes(content)
+    damaged = Outbox(path)
+    for use in (damaged.oldest, damaged.counters, damaged.backlogged, lambda: put(damaged, "b")):
+        with pytest.raises(LocalFault, match=r"outbox\.sqlite is damaged .* move it away"):
+            use()
+    damaged.close()
 
 
 def test_an_outbox_of_another_process_can_be_read_while_it_writes(tmp_path: Path):
