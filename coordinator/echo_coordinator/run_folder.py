@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echo_swarm.checkpoint.files import write_atomically
+from echo_swarm.checkpoint.files import explained, write_atomically
 from echo_swarm.errors import UsageError
 
 
@@ -129,8 +129,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def append_line(path: Path, value: dict[str, Any]) -> None:
-    """Append one JSON object as a line."""
-    with path.open("a", encoding="utf-8") as file:
+    """Append one JSON object as a line. Raises StorageFull, LocalFault."""
+    with explained(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(value) + "\n")
 
 

@@ -14,7 +14,7 @@ from echo_coordinator.state.batch import Waiting
 from echo_coordinator.state.groups import GroupState, SlotState
 from echo_node.backends.options import ScriptedOptions
 from echo_node.node import Outcome
-from echo_swarm.errors import BackendFailed
+from echo_swarm.errors import BackendFailed, LocalFault
 from tests.swarm.support.node_harness import until
 from tests.swarm.support.stand_ins import StandInScorers, coin
 from tests.swarm.support.whole_run import WholeRun, make_run
@@ -34,6 +34,13 @@ def anyio_backend() -> str:
 async def ended(coordinator: Coordinator) -> None:
     with anyio.fail_after(30):
         await coordinator.ended.wait()
+
+
+def leaf(error: BaseException | None) -> BaseException | None:
+    """Return the only error of a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
+    return error
 
 
 def consumed(run: WholeRun) -> Counter[int]:
@@ -118,9 +125,7 @@ async def test_a_trainer_that_always_fails_ends_the_run_with_its_own_words(tmp_p
             await ended(coordinator)
     failures, rest = raised.value.split(BackendFailed)
     assert rest is None and failures is not None
-    while isinstance(failures, BaseExceptionGroup):
-        (failures,) = failures.exceptions
-    assert str(failures) == "the device is gone"
+    assert str(leaf(failures)) == "the device is gone"
     assert run.trainer.opened == training.GIVE_UP_AFTER and not run.trainer.trained
 
 
@@ -315,3 +320,15 @@ async def test_what_goes_wrong_beside_the_coordinator_is_not_hidden_by_its_end(t
         async with run.coordinator():
             raise LookupError("a bug in whoever runs it")
     assert raised.value.subgroup(LookupError) is not None
+
+
+@pytest.mark.parametrize("file", ["batches", "metrics"])
+async def test_a_file_that_cannot_be_written_ends_the_run_with_its_name(tmp_path: Path, file: str):
+    run = make_run(tmp_path, updates=3)
+    path = anyio.Path(getattr(run.folder, file))
+    await (path.write_bytes(b"") if file == "batches" else path.mkdir())
+    with pytest.raises(BaseExceptionGroup) as raised:
+        async with run.coordinator() as coordinator, run.node():
+            await ended(coordinator)
+    faults, rest = raised.value.split(LocalFault)
+    assert rest is None and f"cannot write {path}" in str(leaf(faults))

@@ -35,6 +35,7 @@ from echo_coordinator.trainer.batch import Group, Member, TrainingBatch
 from echo_coordinator.trainer.client import Ready
 from echo_coordinator.trainer.client import Trained as TrainedUpdate
 from echo_coordinator.trainer.settings import TrainerConfig
+from echo_swarm.checkpoint.files import explained
 from echo_swarm.clock import Clock
 from echo_swarm.errors import BackendFailed
 from echo_swarm.transport.tasks import background_tasks
@@ -247,17 +248,16 @@ class TrainingLoop:
 
 
 def _write_batch(batch: Batch, update: int, path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
     groups = tuple(Group(group_id=group.group_id, members=_members(group)) for group in batch.groups)
-    batch_file.write(
-        TrainingBatch(
-            update=update,
-            policy_version=batch.version,
-            groups=groups,
-            data_position={"next_prompt_index": max(group.prompt_index for group in batch.groups) + 1},
-        ),
-        path,
+    made = TrainingBatch(
+        update=update,
+        policy_version=batch.version,
+        groups=groups,
+        data_position={"next_prompt_index": max(group.prompt_index for group in batch.groups) + 1},
     )
+    with explained(path):
+        path.parent.mkdir(exist_ok=True)
+        batch_file.write(made, path)
 
 
 def _members(group: BatchGroup) -> tuple[Member, ...]:
