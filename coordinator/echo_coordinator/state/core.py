@@ -15,7 +15,7 @@ from echo_coordinator.state.counters import DROPPED_GROUPS, DROPPED_SLOTS, WORK,
 from echo_coordinator.state.groups import Group, GroupState, GroupTable, Kind, SlotState
 from echo_coordinator.state.intake_rules import Demand
 from echo_coordinator.state.leases import Dropped, LeaseBook, LiveLease
-from echo_coordinator.state.roster import Roster
+from echo_coordinator.state.roster import MAX_ENTRIES, Roster
 from echo_coordinator.state.scoring_queue import ScoringQueue
 from echo_coordinator.state.seeds import member_seed
 from echo_coordinator.state.selection import Selector
@@ -210,7 +210,7 @@ class RunCore:
             self._restore_leases(connection, group, now)
             for member in group.members(SlotState.FILLED):
                 self.scoring.put((group.group_id, member))
-        for peer, role, backend, _ in rows.load_peers(connection):
+        for peer, role, backend, _ in rows.load_peers(connection, MAX_ENTRIES):
             self.roster.restore(peer, role, backend, now)
 
     def _restore_leases(self, connection: Connection, group: Group, now: float) -> None:

@@ -318,9 +318,9 @@ def write_peer(db: Connection, peer: str, role: Role, backend: BackendReport | N
     )
 
 
-def load_peers(db: Connection) -> list[tuple[PeerId, Role, BackendReport | None, float]]:
-    """Return (peer, role, backend, last seen at, seconds since 1970)."""
-    rows = db.execute("SELECT peer, role, backend, last_seen_at FROM peers ORDER BY first_seen_at")
+def load_peers(db: Connection, most: int) -> list[tuple[PeerId, Role, BackendReport | None, float]]:
+    """Return (peer, role, backend, last seen at, seconds since 1970) of the `most` that said hello last."""
+    rows = db.execute("SELECT peer, role, backend, last_seen_at FROM peers ORDER BY last_seen_at DESC LIMIT ?", (most,))
     return [(PeerId(p), Role(r), b and BackendReport.model_validate_json(b), at) for p, r, b, at in rows]
 
 

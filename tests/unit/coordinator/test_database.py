@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from echo_coordinator.state import rows
 from echo_coordinator.state.database import SCHEMA_VERSION, open_database
+from echo_coordinator.state.roster import MAX_ENTRIES
 from echo_coordinator.state.run_state import RunFacts, open_run
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.errors import LocalFault
+from echo_swarm.work import Role
 
 
 def test_a_file_of_a_newer_program_is_refused_and_left_alone(tmp_path: Path):
@@ -63,3 +66,16 @@ async def test_a_file_that_is_damaged_inside_is_refused_with_its_name(tmp_path: 
     with pytest.raises(LocalFault, match=r"run\.sqlite cannot be used"):
         async with open_run(path, WorkSettings(), facts):
             pass
+
+
+@pytest.mark.anyio
+async def test_of_the_peers_there_ever_were_only_as_many_are_remembered_as_the_roster_may_hold(tmp_path: Path):
+    connection = open_database(tmp_path / "run.sqlite")
+    connection.execute("PRAGMA synchronous = OFF")
+    for number in range(MAX_ENTRIES + 10):
+        rows.write_peer(connection, f"peer {number}", Role.INFERENCE, None, float(number))
+    connection.close()
+    facts = RunFacts(run_id="ab" * 16, vocabulary_size=10, end_token_ids=(1,))
+    async with open_run(tmp_path / "run.sqlite", WorkSettings(), facts) as state:
+        nodes = state.core.roster.nodes()
+        assert len(nodes) == MAX_ENTRIES and "peer 9" not in {node.peer for node in nodes}
