@@ -9,12 +9,12 @@ STAMP := $(VENV)/.installed
 
 install: $(STAMP)
 
-# Everything is resolved in one call: hivemind and libp2p agree on protobuf only then. The constraints pin a CPU
-# build of torch; delete its line for CUDA.
+# Everything is resolved in one call. The constraints pin a CPU build of torch where the index has one; delete its
+# line for CUDA.
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (one to three minutes, about 1.5 GB) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,light]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@$(BIN)/python -m pip check
 	@touch $(STAMP)
 

@@ -1,6 +1,6 @@
 """Fail when a file or a function of the product grows past what a reader can hold.
 
-Limits: 350 lines a file, 60 lines a function (docs/CONTRIBUTING explains why). Run: python tools/check_size.py
+Limits: 350 lines a file, 60 lines a function (CONTRIBUTING.md says why). Run: python tools/check_size.py
 """
 
 import ast

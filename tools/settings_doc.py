@@ -9,6 +9,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from echo_coordinator.config import RunSettings
+from echo_coordinator.environments.jsonl import JsonlSettings
+from echo_coordinator.environments.reasoning_gym import ReasoningGymSettings
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
@@ -21,6 +23,16 @@ that names it. A node needs no settings.
 
 This page is made from the code: `python tools/settings_doc.py`.
 """
+
+
+_REASONING_GYM = """\
+Every name that is not in this table is handed to the data set, such as `min_terms = 2` for `chain_sum`; its own checks
+apply. Prompts are what the data set asks, unless `prompt` says otherwise."""
+
+_JSONL = """\
+A file with one JSON object a line: `{"prompt": "What is 2 + 3?", "answer": "5"}`. `prompt` may also be a list of chat
+messages, `[{"role": "user", "content": "..."}]`. Answers are mathematics, compared by math-verify; a line whose answer
+it cannot read is left out."""
 
 
 def _type_name(annotation: Any) -> str:
@@ -53,17 +65,24 @@ def _default(field: FieldInfo) -> str:
     return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _table(title: str, doc: str, model: type[BaseModel]) -> str:
+    lines = [f"## {title}\n\n{doc}\n\n| setting | type | default | meaning |\n|---|---|---|---|"]
+    for name, entry in model.model_fields.items():
+        meaning = " ".join((entry.description or "").split()).replace("|", "\\|")
+        lines.append(f"| `{name}` | {_type_name(entry.annotation)} | {_default(entry)} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
 def render() -> str:
     """Return the document."""
     parts = [_HEAD]
     for section, field in RunSettings.model_fields.items():
         model = cast("type[BaseModel]", field.annotation)
         doc = (model.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
-        parts.append(f"## [{section}]\n\n{doc}\n\n| setting | type | default | meaning |\n|---|---|---|---|")
-        for name, entry in model.model_fields.items():
-            meaning = " ".join((entry.description or "").split()).replace("|", "\\|")
-            parts[-1] += f"\n| `{name}` | {_type_name(entry.annotation)} | {_default(entry)} | {meaning} |"
-        parts[-1] += "\n"
+        parts.append(_table(f"[{section}]", doc, model))
+        if section == "environment":
+            parts.append(_table("[environment.settings] of reasoning_gym:NAME", _REASONING_GYM, ReasoningGymSettings))
+            parts.append(_table("[environment.settings] of jsonl:PATH", _JSONL, JsonlSettings))
     return "\n".join(parts)
 
 

@@ -66,7 +66,7 @@ class Children:
 
 
 def real_children(folder: RunFolder, settings: RunSettings) -> Children:
-    """Return the trainer under torchrun and the scorer pool that the settings ask for."""
+    """Return the trainer and the scorer pool that the settings ask for."""
     return Children(
         open_trainer=lambda config: start_trainer(config, folder.root, folder.logs / "trainer.log"),
         open_scorers=lambda: open_pool(_pool_settings(folder, settings), log_dir=folder.logs),

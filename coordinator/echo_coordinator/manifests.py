@@ -33,6 +33,11 @@ def write_run_manifest(folder: RunFolder, settings: RunSettings, identity: Ident
             f"{facts.context_tokens} tokens; lower one of them"
         )
     previous = _read_previous(folder, identity)
+    if previous is not None and previous.run_id != settings.run.id:
+        raise SettingsError(
+            f"run.id was changed: nodes know this run as {previous.run_id}; write that back, or "
+            "make a new run with init"
+        )
     manifest = RunManifest(
         protocol=1,
         run_id=settings.run.id,

@@ -209,7 +209,7 @@ def _death_of(daemon: "Daemon") -> DaemonFailed:
 
 def _load_daemon_module() -> ModuleType:
     if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
-        raise UsageError("the hivemind host runs on asyncio only; on trio use the light host")
+        raise UsageError("the hivemind host runs on asyncio only")
     try:
         with warnings.catch_warnings():
             # What hivemind's dependencies think of each other is no concern of our users.

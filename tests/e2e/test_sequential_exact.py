@@ -1,6 +1,6 @@
 """Sequential pull is exact: the swarm's weights equal, bit for bit, those of one process that samples and trains.
 
-The swarm: the coordinator's wiring, the trainer under torchrun and a node with its torch backend in a child, on
+The swarm: the coordinator's wiring, the trainer in its child and a node with its torch backend in a child, on
 in-memory streams. The plain loop: the same engine and the same trainer, called one after the other. Prompts and
 rewards come from a function, so that every update has a signal.
 """
@@ -71,6 +71,9 @@ def reward_of(token_ids: bytes) -> float:
 class FunctionScorers:
     async def prompts(self, split: str, start: int, count: int) -> list[Prompt]:
         return [Prompt(index=i, prompt_ids=prompt_of(i), text="") for i in range(start, start + count)]
+
+    def why_skipped(self) -> str:
+        return ""
 
     async def score(self, items: Sequence[ScoreRequest]) -> list[Scored]:
         return [Scored(reward=reward_of(item.token_ids), failure=None, text="") for item in items]

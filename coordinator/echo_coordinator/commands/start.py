@@ -117,6 +117,11 @@ async def _display(coordinator: Coordinator, console: Console, live: bool) -> No
     core = coordinator.state.core
     while core.versions.published is None:
         await coordinator.state.wait_changed(1.0)
+    if coordinator.training.done:
+        console.print(f"the run has had its {coordinator.settings.run.updates} updates; raise run.updates to go on")
+        return
+    if core.paused:
+        console.print(f"still paused; continue with: echo-coordinator resume {coordinator.folder.root}", soft_wrap=True)
     console.print(f"version {core.versions.published} is published. Volunteers join with:\n")
     print(f"  echo-node join --role inference {coordinator.invite}\n", flush=True)
     if live:

@@ -31,7 +31,9 @@ class JsonlSettings(EnvironmentSettings):
     eval_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Part of the usable lines held out. Which ones depends on their content and `seed`, not on their order."""
     seed: Annotated[int, Field(ge=0)] = 0
+    """Of the split into training and evaluation."""
     system_prompt: str | None = None
+    """Put before the prompt; for chat models."""
     chat: bool = True
     """Through the model's chat template, if it has one. False: plain text always."""
 

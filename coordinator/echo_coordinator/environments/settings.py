@@ -14,7 +14,7 @@ S = TypeVar("S", bound="EnvironmentSettings")
 class EnvironmentSettings(BaseModel):
     """Base of an environment's settings: unknown names are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 def check_settings(kind: type[S], settings: dict[str, Any], environment: str) -> S:

@@ -13,10 +13,11 @@ PUBLISHING = "publishing"
 class TrainerActivity:
     """The trainer's present state and the account of its time since the first batch was ready."""
 
+    since: float
+    """When the present state began."""
     state: str = "starting"
     detail: str = "loading the model"
     normal: bool = True
-    since: float = 0.0
     busy_s: float = 0.0
     waited_s: dict[str, float] = field(default_factory=dict[str, float])
     """By cause; while publishing it waits for `publishing`."""

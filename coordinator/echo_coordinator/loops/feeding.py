@@ -29,6 +29,10 @@ class Scorers(Protocol):
         """Return the usable prompts among `count` indices from `start`."""
         ...
 
+    def why_skipped(self) -> str:
+        """Return the most common reason for leaving prompts out, empty if none was."""
+        ...
+
     async def score(self, items: Sequence[ScoreRequest]) -> list[Scored]:
         """Return one result for each item, in order."""
         ...
@@ -80,7 +84,11 @@ class _Stock:
             self._ready.extend(Prompt(index=prompt.index, prompt_ids=prompt.prompt_ids) for prompt in found)
             empty = 0 if found else empty + 1
             if empty >= EMPTY_TRIES:
-                raise SettingsError("the environment gave no prompt that fits environment.max_prompt_tokens; raise it")
+                raise SettingsError(
+                    "the environment gave no usable prompt; most were left out because of: "
+                    f"{self._pool.why_skipped() or 'nothing was said'} (see environment.max_prompt_tokens and, for the "
+                    "prompt's text, environment.settings in docs/settings.md)"
+                )
         return len(self._ready) > had
 
     async def take(self, count: int) -> list[Prompt]:

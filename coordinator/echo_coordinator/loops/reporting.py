@@ -94,6 +94,17 @@ class Reporter:
             warnings=_shortened([*self.extra_warnings, *state.warnings()]),
         )
 
+    def _of_last_update(self) -> list[str]:
+        """Return what the newest update warned of."""
+        if not self.recent or "recovered" in self.recent[-1].metrics:
+            return []
+        metrics = cast("dict[str, Any]", self.recent[-1].metrics)
+        found: list[str] = list(metrics.get("warnings", []))
+        groups, wanted = metrics.get("groups", {}).get("count"), self._settings.work.groups_per_update
+        if groups is not None and groups < wanted:
+            found.append(f"the last update trained on {groups} of {wanted} groups: too few had any signal")
+        return found
+
     def _phase(self) -> RunPhase:
         core = self._state.core
         if core.finished:

@@ -98,7 +98,7 @@ class TrainingLoop:
         clock: Clock,
         on_version: Callable[[Trained], Awaitable[None]],
     ) -> None:
-        self.activity = TrainerActivity()
+        self.activity = TrainerActivity(since=clock.monotonic_s())
         self.parameters = 0
         self._folder = folder
         self._state = state

@@ -104,6 +104,10 @@ class ScorerPool:
                 log.debug("%s prompt %d left out: %s", split, skipped["index"], skipped["reason"])
         return found
 
+    def why_skipped(self) -> str:
+        """Return the most common reason for leaving prompts out, empty if none was."""
+        return next((reason for reason, _ in self.skipped.most_common(1)), "")
+
     async def score(self, items: Sequence[ScoreRequest]) -> list[Scored]:
         """Return one result for each item, in order.
 

@@ -29,6 +29,7 @@ from echo_coordinator.state.roster import Node
 from echo_coordinator.state.updates import Updates
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.clock import Clock, SystemClock
+from echo_swarm.render import short_peer
 from echo_swarm.status import BufferStatus, NodeStatus
 from echo_swarm.trajectory import Reason
 
@@ -97,7 +98,7 @@ class RunState:
             found.append(f"completions cannot be stored: {self.intake.fault}")
         for node in self.core.roster.nodes():
             if node.live and abs(node.skew_s) > 3:
-                found.append(f"the clock of {node.peer} is {node.skew_s:+.0f} s off")
+                found.append(f"the clock of {short_peer(node.peer)} is {node.skew_s:+.0f} s off")
         return [text for text in found if text]
 
     def _node_status(self, node: Node, now: float) -> NodeStatus:

@@ -91,6 +91,7 @@ class WorkService:
         """Take a peer in."""
         core = self._core
         self._check_run(hello.run_id)
+        skew_s = hello.wall_s - core.clock.wall_s()
         admission = core.roster.consider(peer, hello, core.clock.monotonic_s())
         if admission is Admission.FULL:
             raise RemoteError("full", "this run has as many peers as it can keep track of; try again later")
@@ -99,7 +100,7 @@ class WorkService:
             if not core.roster.on_trial(peer, hello.instance):
                 raise RemoteError("identity_in_use", "another process with this key is live")
         now, wall = core.clock.monotonic_s(), core.clock.wall_s()
-        if core.roster.admit(peer, hello, now, hello.wall_s - wall):
+        if core.roster.admit(peer, hello, now, skew_s):
             core.leases.orphan(peer, now + ORPHAN_BEATS * core.settings.beat_s)
         await core.committer.execute(lambda db: rows.write_peer(db, peer, hello.role, hello.backend, wall))
         core.changed.notify()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from echo_swarm.errors import BackendFailed
+from echo_swarm.errors import BackendFailed, SettingsError
 
 _BUCKET_BYTES = 64 << 20
 """Gradients are summed in pieces of about this size: few calls, and little memory beside the gradients."""
@@ -98,6 +98,8 @@ def _naming_lost_ranks() -> Generator[None]:
 
 def pick_device(wanted: Literal["auto", "cpu", "cuda"], local_rank: int) -> torch.device:
     """Return this rank's device: its own GPU if there is one (or if wanted), else the CPU."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise SettingsError('optimizer.device = "cuda", but torch sees no CUDA device here; use "auto" or "cpu"')
     if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from echo_swarm.errors import SettingsError
 
@@ -13,6 +13,8 @@ Precision = Literal["float32", "bfloat16"]
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Off = BeforeValidator(lambda value: None if value == "off" else value)
+"""TOML has no null: "off" says it."""
 _Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -21,7 +23,7 @@ class _Settings(BaseModel):
 
 
 class ObjectiveSettings(_Settings):
-    """Which loss is minimised; `objective/` has the formulas."""
+    """Which loss is minimised; `coordinator/echo_coordinator/trainer/objective/` has the formulas."""
 
     loss: Literal["grpo", "dr_grpo"] = "grpo"
     """A preset for `aggregation` and `normalise_std`: `dr_grpo` (arXiv 2503.20783) means constant and off."""
@@ -41,8 +43,8 @@ class ObjectiveSettings(_Settings):
     decoupled: bool = False
     """Clip around the trainer's own log-probabilities at the start of the batch instead of the worker's
     (decoupled PPO, arXiv 2110.00641), and correct for the worker with a truncated weight."""
-    importance_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 4.0
-    """Upper bound of the importance weight. None: without `decoupled`, the ratio is not bounded where the clip leaves
+    importance_cap: Annotated[Annotated[float, Field(ge=1, allow_inf_nan=False)] | None, _Off] = 4.0
+    """Upper bound of the importance weight. "off": without `decoupled`, the ratio is not bounded where the clip leaves
     it open (negative advantages); with `decoupled`, there is no correction for the worker's policy at all."""
     kl_coefficient: _NotNegative = 0.0
     """Weight of the k3 estimate of KL(policy ‖ reference); 0 loads no reference. It acts on every trained token, also
@@ -95,8 +97,8 @@ class OptimizerSettings(_Settings):
     """Where `linear` and `cosine` reach `final_learning_rate_share`."""
     final_learning_rate_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Of the peak, at the end of the schedule."""
-    max_grad_norm: _Positive | None = 1.0
-    """None: the gradient is measured and not clipped."""
+    max_grad_norm: Annotated[_Positive | None, _Off] = 1.0
+    """Longest gradient; a longer one is scaled down. "off": it is measured and not clipped."""
     epochs: Annotated[int, Field(ge=1, le=64)] = 1
     """Passes over each batch."""
     minibatches: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -112,8 +114,8 @@ class OptimizerSettings(_Settings):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     """Of minibatch orders and dropout."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads of one rank. None: the cores of this machine divided by the ranks. Bit-exact repetition needs the
-    same number."""
+    """CPU threads of one rank. When not set, the cores of this machine divided by the ranks. Bit-exact repetition needs
+    the same number."""
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes, each with the whole model and a share of the batch; one for each GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

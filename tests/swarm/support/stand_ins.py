@@ -181,6 +181,9 @@ class StandInScorers:
         """Run for the length of the block (an `open_scorers`)."""
         yield self
 
+    def why_skipped(self) -> str:
+        return ""
+
     async def prompts(self, split: str, start: int, count: int) -> list[Prompt]:
         indices = range(start, start + count)
         return [Prompt(index=i, prompt_ids=pack_u32([1, i % VOCABULARY, i // VOCABULARY]), text="") for i in indices]

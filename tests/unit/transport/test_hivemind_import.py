@@ -41,7 +41,7 @@ def test_without_hivemind_the_error_says_what_to_install() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["trio"])
 async def test_on_trio_the_host_is_refused_with_an_alternative(anyio_backend: str) -> None:
-    with pytest.raises(UsageError, match="light host"):
+    with pytest.raises(UsageError, match="asyncio only"):
         async with open_hivemind_host(Identity.generate()):
             pytest.fail("opened")
 
