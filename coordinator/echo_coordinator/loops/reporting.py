@@ -91,7 +91,7 @@ class Reporter:
             ],
             bytes_served_coordinator=self._blobs.bytes_served,
             bytes_served_peers=min(MAX_COUNT, sum(node.bytes_served for node in nodes)),
-            warnings=_shortened([*self.extra_warnings, *state.warnings()]),
+            warnings=_shortened([*self.extra_warnings, *self._of_last_update(), *state.warnings()]),
         )
 
     def _of_last_update(self) -> list[str]:
