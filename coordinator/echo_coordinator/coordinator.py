@@ -44,7 +44,7 @@ from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.clock import SystemClock
 from echo_swarm.directory.base import Directory
-from echo_swarm.errors import EchoError
+from echo_swarm.errors import EchoError, LocalFault
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.transport.base import Host
@@ -144,6 +144,7 @@ async def run_coordinator(
         children.open_scorers() as pool,
         BlobServer(host, store, max_uploads=32) as blobs,
     ):
+        _check_whole(folder, store, state)
         publishing = _publishing(settings, identity, store, state)
         coordinator = _assemble(folder, settings, identity, host, children, state, pool, publishing, blobs)
 
@@ -169,6 +170,25 @@ async def run_coordinator(
                     status_now = coordinator.reporter.status()
                     write_atomically(folder.last_status, status_now.model_dump_json(indent=2).encode())
             tasks.cancel_scope.cancel()
+
+
+def _check_whole(folder: RunFolder, store: VersionStore, state: RunState) -> None:
+    """Refuse a run folder of which a part is missing: going on would quietly begin again.
+
+    A version is published after its line in the ledger, and that after its checkpoint, so that no crash leaves the
+    database behind the store, or the checkpoints empty.
+    """
+    trained, held = state.core.versions.trained, store.versions()
+    if held and held[-1] > trained:
+        raise LocalFault(
+            f"{folder.store} holds version {held[-1]}, and {folder.database} knows of none after {trained}: the "
+            "database was lost or replaced. Restore it from a backup, or begin a new run with init"
+        )
+    if trained and not any(folder.checkpoints.glob("v*")):
+        raise LocalFault(
+            f"{folder.checkpoints} is empty, and version {trained} was trained: the optimizer's state is lost. Restore "
+            "the folder from a backup, or begin a new run with init from an export of this one"
+        )
 
 
 def _loops(coordinator: Coordinator, pool: Scorers) -> list[Callable[[], Coroutine[Any, Any, None]]]:

@@ -1,5 +1,6 @@
 """The coordinator's loop as a whole: real coordinator, real nodes, a network in memory; only the children stand in."""
 
+import shutil
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -148,6 +149,23 @@ async def test_a_run_that_was_stopped_goes_on_where_it_stood(tmp_path: Path):
     assert [batch.update for batch in run.trainer.trained] == [1, 2, 3, 4, 5, 6]
     assert set(consumed(run).values()) == {1}
     assert set(run.trainer.lags) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("lost", "says"), [("state.db", "knows of none after 0"), ("checkpoints", "optimizer's state")]
+)
+async def test_a_run_folder_that_lost_a_part_is_refused_and_does_not_begin_again(tmp_path: Path, lost: str, says: str):
+    run = make_run(tmp_path, updates=6)
+    async with run.node(), run.coordinator() as coordinator:
+        await until(lambda: coordinator.state.updates.count >= 2)
+        coordinator.request_stop()
+        await ended(coordinator)
+        folder = coordinator.folder
+    for path in folder.root.glob(f"{lost}*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(LocalFault, match=says):
+        async with run.coordinator():
+            pass
 
 
 async def test_a_coordinator_killed_in_an_update_trains_that_batch_once(tmp_path: Path):
