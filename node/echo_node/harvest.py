@@ -44,9 +44,15 @@ class Harvest:
         self._stored = stored
         self._ripe: list[Ripe] = []
         self._storing = anyio.Lock()
+        self._being_stored = 0
 
     def __len__(self) -> int:
         return len(self._ripe)
+
+    @property
+    def unstored(self) -> int:
+        """Finished trajectories that are not in the outbox yet."""
+        return len(self._ripe) + self._being_stored
 
     def add(self, lease: Lease, member: LeaseMember, completion: Completion, report: BackendReport) -> None:
         """Take a completion of a lease."""
@@ -77,9 +83,14 @@ class Harvest:
         # The lock: a caller must not return while another one is still writing what both want to be stored.
         async with self._storing:
             ripe, self._ripe = self._ripe, []
-            if ripe:
+            if not ripe:
+                return
+            self._being_stored = len(ripe)
+            try:
                 await to_thread.run_sync(self._store, ripe)
-                self._stored()
+            finally:
+                self._being_stored = 0
+            self._stored()
 
     def _store(self, ripe: list[Ripe]) -> None:
         for version, batch in batches(ripe):

@@ -227,6 +227,9 @@ class Worker:
         if backlogged or self._sampler is None or self._sampler.loaded is None:
             return 0
         batch = self._sampler.report.batch
+        if self._harvest.unstored > max(batch, MAX_PER_SUBMISSION):
+            # The disk is slower than the backend; how full the outbox is cannot be told before it has caught up.
+            return 0
         prefetch = max(1, batch // 4)
         wanted = batch + prefetch - self._book.running - self._book.waiting
         # Not one request for each completion: a quarter of the batch at once, out of the prefetch.
