@@ -11,7 +11,7 @@ from pathlib import Path
 
 from echo_coordinator.config import load_settings
 from echo_coordinator.environments.registry import check_environment
-from echo_coordinator.model_folder import ModelFacts, copy_model, find_model, read_facts
+from echo_coordinator.model_folder import ModelFacts, copy_model, count_parameters, find_model, read_facts
 from echo_coordinator.run_folder import RunFolder
 from echo_swarm.errors import LocalFault, SettingsError, UsageError
 from echo_swarm.identity import load_or_create
@@ -73,6 +73,7 @@ def init_run(root: Path, *, model: str, environment: str, name: str, mode: str) 
     check_environment(environment)
     source = find_model(model)
     facts = read_facts(source)
+    count_parameters(source)
     target = root.absolute()
     with _building(target) as building:
         folder = RunFolder(building)

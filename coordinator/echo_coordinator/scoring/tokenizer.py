@@ -17,6 +17,7 @@ import jinja2.sandbox
 from tokenizers import Tokenizer
 
 from echo_coordinator.environments.base import Prompt
+from echo_coordinator.model_folder import read_json_object
 from echo_swarm.errors import SettingsError
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -35,8 +36,10 @@ class PromptTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._end_token_ids = frozenset(end_token_ids)
-        config = _read_json(model_dir / "tokenizer_config.json")
-        self._specials = {name: _content(config[name]) for name in _SPECIAL_NAMES if config.get(name)}
+        path = model_dir / "tokenizer_config.json"
+        config = read_json_object(path) if path.is_file() else {}
+        given = [name for name in _SPECIAL_NAMES if config.get(name)]
+        self._specials = {name: _content(config[name], f"{path}: {name}") for name in given}
         self._template = _compile(_template_text(model_dir, config), model_dir)
         bos = self._specials.get("bos_token")
         self._bos_id: int | None = None if bos is None else self._tokenizer.token_to_id(bos)
@@ -98,18 +101,23 @@ def _compile(text: str | None, model_dir: Path) -> jinja2.Template | None:
     environment.globals["strftime_now"] = _strftime_now
     try:
         return environment.from_string(text)
-    except jinja2.TemplateError as e:
+    except (jinja2.TemplateError, RecursionError) as e:
         raise SettingsError(f"the chat template of {model_dir} cannot be read: {e}") from e
 
 
 def _template_text(model_dir: Path, config: dict[str, Any]) -> str | None:
     file = model_dir / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise SettingsError(f"cannot read {file}: {e}") from e
     value = config.get("chat_template")
     if isinstance(value, list):
-        named = {entry["name"]: entry["template"] for entry in cast("list[dict[str, str]]", value)}
-        return named.get("default")
+        for entry in cast("list[Any]", value):
+            fields = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+            if fields.get("name") == "default":
+                value = fields.get("template")
     return value if isinstance(value, str) else None
 
 
@@ -125,15 +133,8 @@ def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-def _content(token: Any) -> str:
-    return str(cast("dict[str, Any]", token)["content"]) if isinstance(token, dict) else str(token)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise SettingsError(f"cannot read {path}: {e}") from e
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+def _content(token: Any, where: str) -> str:
+    content = cast("dict[str, Any]", token).get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        raise SettingsError(f"{where} is no token")
+    return content
