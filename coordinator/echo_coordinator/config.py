@@ -1,32 +1,16 @@
 """A run's settings: one TOML file, checked as a whole when the run starts. docs/settings.md explains each."""
 
-import re
 import tomllib
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_coordinator.trainer.settings import ObjectiveSettings, OptimizerSettings, Precision, correction_warnings
+from echo_swarm.addresses import ListenAddress, Multiaddress, PeerAddress
 from echo_swarm.errors import SettingsError
-from echo_swarm.wire import Address, Name, RunId, Text
-
-
-def _multiaddress(text: str) -> str:
-    if not re.fullmatch(r"/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/(tcp|udp)/\d{1,5}(/.*)?", text):
-        raise ValueError(f"{text!r} is no multiaddress such as /ip4/0.0.0.0/tcp/21000")
-    return text
-
-
-def _peer_address(text: str) -> str:
-    if "/p2p/" not in _multiaddress(text):
-        raise ValueError(f"{text!r} does not end in /p2p/<peer id>")
-    return text
-
-
-Multiaddress = Annotated[Address, AfterValidator(_multiaddress)]
-PeerAddress = Annotated[Address, AfterValidator(_peer_address)]
+from echo_swarm.wire import Name, RunId, Text
 
 
 class _Section(BaseModel):
@@ -93,7 +77,7 @@ class PublishSection(_Section):
 class NetworkSection(_Section):
     """Where the coordinator listens and what the invite says."""
 
-    listen: Annotated[tuple[Multiaddress, ...], Field(min_length=1, max_length=8)] = ("/ip4/0.0.0.0/tcp/0",)
+    listen: Annotated[tuple[ListenAddress, ...], Field(min_length=1, max_length=8)] = ("/ip4/0.0.0.0/tcp/0",)
     """Multiaddresses. `init` writes a fixed port, so that invites stay valid."""
     announce: Annotated[tuple[Multiaddress, ...], Field(max_length=8)] = ()
     """Multiaddresses that the invite names instead of the ones found (a public name, a forwarded port)."""

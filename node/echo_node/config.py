@@ -20,8 +20,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from echo_swarm.addresses import ListenAddress
 from echo_swarm.errors import SettingsError
-from echo_swarm.wire import Address
 from echo_swarm.work import Role
 
 
@@ -36,7 +36,7 @@ class NodeConfig(BaseModel):
     """`auto` lets the device probe choose; else a name, with settings if need be: `torch:device=cpu`."""
     batch: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Completions run at once; None lets the device probe choose."""
-    listen: tuple[Address, ...] = ()
+    listen: tuple[ListenAddress, ...] = ()
     """Multiaddresses to listen on; empty: any free port."""
     outbound_only: bool = False
     """Accept no incoming connections and store no keys for others."""
@@ -52,7 +52,7 @@ def make_config(**values: object) -> NodeConfig:
     except ValidationError as e:
         first = e.errors(include_url=False, include_input=False, include_context=False)[0]
         name = "-".join(str(part) for part in first["loc"][:1]).replace("_", "-")
-        raise SettingsError(f"--{name}: {first['msg']}") from e
+        raise SettingsError(f"--{name}: {first['msg'].removeprefix('Value error, ')}") from e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,9 @@ RunManifest      ┘
 """
 
 import importlib.metadata
-import importlib.util
 from dataclasses import dataclass
 
-from echo_node.backends.options import OPTIONS, EngineOptions, TorchOptions, parse_options, split_option
+from echo_node.backends.options import OPTIONS, EngineOptions, TorchOptions, read_option
 from echo_node.machine import Gpu, Machine, gib, probe
 from echo_node.model_shape import ModelShape
 from echo_swarm.errors import BackendFailed, UsageError
@@ -53,16 +52,23 @@ def choose(option: str | None, run: RunManifest, machine: Machine | None = None)
         BackendFailed: nothing suitable is installed, or the model does not fit, with both figures.
 
     """
-    name, given = split_option(option or "auto")
-    if name == "auto":
-        # llama.cpp and vLLM join this list with their engines.
-        name = "torch"
-    options = parse_options(name, given)
+    name, options, given = read_option(option)
     if not isinstance(options, TorchOptions):
         return BackendChoice(name=name, options=options, text=f"{name}, batch {options.batch}")
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-        raise BackendFailed("no sampling backend is installed; run: pip install 'echo-swarm[torch]'")
     return _choose_torch(options, "batch" in given, run, machine or probe())
+
+
+def require_backend(option: str | None, machine: Machine) -> None:
+    """Raise what `choose` would of `option`, as far as that is known without the run: before anybody is dialled.
+
+    Raises:
+        UsageError: the option cannot be understood, or asks for a device that this machine does not have.
+        BackendFailed: the engine is not installed.
+
+    """
+    _, options, _ = read_option(option)
+    if isinstance(options, TorchOptions):
+        _usable_gpu(options, machine)
 
 
 def needed_bytes(shape: ModelShape, run: RunManifest, *, batch: int, width: int) -> int:

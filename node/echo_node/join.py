@@ -12,10 +12,11 @@ from rich.console import Console
 from echo_node.activity import Activity
 from echo_node.backends.base import Backend
 from echo_node.backends.child import start_backend
+from echo_node.backends.options import read_option
 from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths
 from echo_node.display import Display
-from echo_node.hardware import choose, probe
+from echo_node.hardware import BackendChoice, choose, probe, require_backend
 from echo_node.hosts import Network, open_network
 from echo_node.instance import Instance, claim_identity
 from echo_node.introduction import learn_run
@@ -24,7 +25,6 @@ from echo_node.status import summary_lines
 from echo_swarm.clock import Clock, SystemClock
 from echo_swarm.collector import calm_collector
 from echo_swarm.invite import Invite
-from echo_swarm.manifest import RunManifest
 
 FORCED_EXIT = 130
 """After a second signal, as for an interrupted program."""
@@ -33,6 +33,7 @@ FORCED_EXIT = 130
 def join(config: NodeConfig, invite: Invite, console: Console) -> None:
     """Take part in a run until it is finished or a signal comes. Raises EchoError."""
     display = Display(console)
+    read_option(_option(config))
     with claim_identity(config.state_dir) as instance:
         if instance.is_new:
             display.emit(instance.backup_notice)
@@ -46,6 +47,7 @@ async def _join(config: NodeConfig, invite: Invite, instance: Instance, display:
         async with anyio.create_task_group() as tasks:
             stop = _Stop(starting.cancel)
             tasks.start_soon(_listen, stop)
+            require_backend(_option(config), await to_thread.run_sync(probe))
             display.emit("connecting")
             async with open_network(
                 instance.identity, invite, listen=config.listen, outbound_only=config.outbound_only
@@ -53,7 +55,9 @@ async def _join(config: NodeConfig, invite: Invite, instance: Instance, display:
                 calm_collector()
                 activity = Activity(clock, display.emit)
                 run = await learn_run(network.host, invite, clock=clock, activity=activity)
-                open_backend = await _choose_backend(config, run, invite, display)
+                # Looked at again: waiting for the coordinator can take long, and memory come and go.
+                choice = choose(_option(config), run, await to_thread.run_sync(probe))
+                open_backend = _backend_opener(config, choice, invite, display)
                 node = Node(config, invite, _seams(network, instance, clock, open_backend, display))
                 stop.call = node.stop
                 async with display.progress(node.status, clock):
@@ -63,18 +67,18 @@ async def _join(config: NodeConfig, invite: Invite, instance: Instance, display:
             tasks.cancel_scope.cancel()
 
 
-async def _choose_backend(
-    config: NodeConfig, run: RunManifest, invite: Invite, display: Display
+def _backend_opener(
+    config: NodeConfig, choice: BackendChoice, invite: Invite, display: Display
 ) -> Callable[[], AbstractAsyncContextManager[Backend]]:
-    option = config.backend if config.batch is None else _with_batch(config.backend, config.batch)
-    choice = choose(option, run, await to_thread.run_sync(probe))
     display.emit(f"sampling with {choice.text}")
     log_path = StatePaths(state_dir=config.state_dir, run_id=invite.run).backend_log
     return lambda: start_backend(choice.options, log_path=log_path)
 
 
-def _with_batch(option: str, batch: int) -> str:
-    return f"{option}{',' if ':' in option else ':'}batch={batch}"
+def _option(config: NodeConfig) -> str:
+    if config.batch is None:
+        return config.backend
+    return f"{config.backend}{',' if ':' in config.backend else ':'}batch={config.batch}"
 
 
 def _seams(

@@ -1,10 +1,11 @@
 """The option string of `--backend`, such as `torch:batch=16,precision=bfloat16`, and each engine's typed settings."""
 
+import importlib.util
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from echo_swarm.errors import UsageError
+from echo_swarm.errors import BackendFailed, UsageError
 
 Batch = Annotated[int, Field(ge=1, le=4096)]
 
@@ -44,6 +45,38 @@ class ScriptedOptions(EngineOptions):
 
 OPTIONS: dict[str, type[EngineOptions]] = {"torch": TorchOptions, "scripted": ScriptedOptions}
 """The engines there are. `serve.make_engine` knows how to build each."""
+NEEDS: dict[str, tuple[str, ...]] = {"torch": ("torch", "transformers")}
+"""Modules an engine imports; the extra of its name installs them (`pip install 'echo-swarm[torch]'`)."""
+PREFERRED = ("torch",)
+"""What `auto` looks for, in this order. llama.cpp and vLLM join this list with their engines."""
+
+
+def read_option(text: str | None) -> tuple[str, EngineOptions, frozenset[str]]:
+    """Return the engine, its settings, and which of these were given, of the value of `--backend` (`auto` if None).
+
+    Raises:
+        UsageError: the option cannot be understood.
+        BackendFailed: that engine is not installed, or with `auto` none is; says what is, and how to install it.
+
+    """
+    name, given = split_option(text or "auto")
+    if name == "auto":
+        name = next((engine for engine in PREFERRED if _missing(engine) == ()), PREFERRED[0])
+    options = parse_options(name, given)
+    if missing := _missing(name):
+        raise BackendFailed(
+            f"the backend {name} is not installed ({' and '.join(missing)} missing); run: "
+            f"pip install 'echo-swarm[{name}]' (there are: {_listed()})"
+        )
+    return name, options, frozenset(given)
+
+
+def _missing(name: str) -> tuple[str, ...]:
+    return tuple(module for module in NEEDS.get(name, ()) if importlib.util.find_spec(module) is None)
+
+
+def _listed() -> str:
+    return ", ".join(f"{name} ({'not installed' if _missing(name) else 'installed'})" for name in OPTIONS)
 
 
 def split_option(text: str) -> tuple[str, dict[str, str]]:
@@ -72,7 +105,7 @@ def parse_options(name: str, values: dict[str, Any]) -> EngineOptions:
     """
     model = OPTIONS.get(name)
     if model is None:
-        raise UsageError(f"unknown backend {name!r}; there are: auto, {', '.join(OPTIONS)}")
+        raise UsageError(f"unknown backend {name!r}; there are: auto, {_listed()}")
     try:
         return model.model_validate(values)
     except ValidationError as e:

@@ -1,10 +1,12 @@
 """Option strings and the restart policy."""
 
+import sys
+
 import pytest
 
-from echo_node.backends.options import ScriptedOptions, TorchOptions, parse_options, split_option
+from echo_node.backends.options import ScriptedOptions, TorchOptions, parse_options, read_option, split_option
 from echo_node.backends.restart import RestartPolicy
-from echo_swarm.errors import UsageError
+from echo_swarm.errors import BackendFailed, UsageError
 
 
 def test_an_option_string_becomes_typed_settings() -> None:
@@ -19,7 +21,7 @@ def test_an_option_string_becomes_typed_settings() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("jax", "unknown backend 'jax'; there are: auto, torch, scripted"),
+        ("jax", r"unknown backend 'jax'; there are: auto, torch \(installed\), scripted \(installed\)"),
         ("torch:batch=0", "option 'batch': Input should be greater than or equal to 1"),
         ("torch:bacth=1", r"option 'bacth': Extra inputs are not permitted \(options: batch, device"),
         ("torch:batch", "write options as NAME:key=value"),
@@ -30,6 +32,19 @@ def test_an_option_string_becomes_typed_settings() -> None:
 def test_a_wrong_option_says_what_to_write(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_options(*split_option(text))
+
+
+@pytest.mark.parametrize("text", ["auto", None, "torch:batch=4"])
+def test_an_engine_that_is_not_installed_says_how_to_install_it(
+    text: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_option(text)[0] == "torch"
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not there
+    with pytest.raises(BackendFailed) as refused:
+        read_option(text)
+    assert "pip install 'echo-swarm[torch]'" in str(refused.value)
+    assert "torch (not installed), scripted (installed)" in str(refused.value)
+    assert read_option("scripted:batch=3") == ("scripted", ScriptedOptions(batch=3), frozenset({"batch"}))
 
 
 def test_delays_double_until_the_limit_of_failures() -> None:

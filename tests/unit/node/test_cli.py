@@ -7,16 +7,21 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from echo_node.config import StatePaths
 from echo_node.status import LocalStatus, summary_lines, write_status
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 
+NOWHERE = str(Invite(run="a" * 32, key=bytes(32), boot=("/ip4/127.0.0.1/tcp/1/p2p/x",)))
+PROGRAM = "from echo_node.cli import main; main()"
 
-def run(*arguments: str, state: Path | None = None) -> subprocess.CompletedProcess[str]:
+
+def run(*arguments: str, state: Path | None = None, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "XDG_STATE_HOME": str(state) if state else "/nonexistent", "COLUMNS": "200"}
     return subprocess.run(
-        [sys.executable, "-c", "from echo_node.cli import main; main()", *arguments],
+        [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -55,8 +60,7 @@ def test_help_loads_none_of_the_heavy_libraries():
 
 
 def test_a_mangled_invite_is_one_line_and_exit_code_2(tmp_path: Path):
-    invite = str(Invite(run="a" * 32, key=bytes(32), boot=("/ip4/127.0.0.1/tcp/1/p2p/x",)))
-    done = run("join", invite[:-1] + ("0" if invite[-1] != "0" else "1"), state=tmp_path)
+    done = run("join", NOWHERE[:-1] + ("0" if NOWHERE[-1] != "0" else "1"), state=tmp_path)
     assert done.returncode == 2
     assert "copy it again" in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
@@ -66,10 +70,32 @@ def test_a_role_that_does_not_exist_is_refused(tmp_path: Path):
 
 
 def test_settings_out_of_range_are_one_line_too(tmp_path: Path):
-    invite = str(Invite(run="a" * 32, key=bytes(32), boot=("/ip4/127.0.0.1/tcp/1/p2p/x",)))
-    done = run("join", invite, "--listen", "x" * 600, state=tmp_path)
+    done = run("join", NOWHERE, "--listen", "x" * 600, state=tmp_path)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr and "listen" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:80", "/ip4/127.0.0.1", "/ip4/999.0.0.1/tcp/1", "/ip4/0.0.0.0/tcp/70000", "/dns4/x.org/tcp/1"]
+)
+def test_an_address_that_nobody_can_listen_on_is_refused_with_a_good_one(tmp_path: Path, address: str):
+    done = run("join", NOWHERE, "--listen", address, state=tmp_path)
+    assert done.returncode == 2 and "such as /ip4/0.0.0.0/tcp/21000" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["jax", "torch:bacth=1", "torch:device=cuda:99"])
+def test_a_backend_that_cannot_work_is_refused_before_anybody_is_dialled(tmp_path: Path, option: str):
+    done = run("join", NOWHERE, "--backend", option, state=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "connecting" not in done.stdout and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_backend_that_is_not_installed_ends_with_code_6_and_how_to_install_it(tmp_path: Path):
+    program = "import sys; sys.modules['transformers'] = None\nfrom echo_node.cli import main; main()"
+    done = run("join", NOWHERE, state=tmp_path, program=program)
+    assert done.returncode == 6 and "pip install 'echo-swarm[torch]'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_status_without_an_invite_shows_the_nodes_of_this_machine_with_their_age(tmp_path: Path):
