@@ -1,11 +1,12 @@
 """`echo-coordinator`: make a run, run it, look after it. Heavy imports happen inside the commands."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from echo_swarm.command_line import run_command_line
 
 app = typer.Typer(
     name="echo-coordinator",
@@ -16,7 +17,7 @@ app = typer.Typer(
 )
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.", show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs, errors too.")]
 
 
 @app.command()
@@ -38,7 +39,12 @@ def init(
 @app.command()
 def start(
     run: RunArgument,
-    plain: Annotated[bool, typer.Option(help="Lines instead of a live display.")] = False,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="Print a line of progress now and then, for logs; without it a terminal shows a live table."
+        ),
+    ] = False,
 ) -> None:
     """Run it: publish the newest version, print the invite, train. Continues where it stood."""
     from echo_coordinator.commands.start import start_run
@@ -119,15 +125,7 @@ def demo(
 
 def main() -> None:
     """Entry point: errors become one line and an exit code by cause."""
-    from echo_swarm.errors import EchoError
-
-    try:
-        app()
-    except EchoError as e:
-        print(json.dumps({"error": str(e)}) if "--json" in sys.argv else f"echo-coordinator: {e}", file=sys.stderr)
-        sys.exit(e.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_command_line(app, "echo-coordinator")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """The command line of a node. Heavy imports happen inside the commands, so that `--help` is instant."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from echo_swarm.errors import EchoError
+from echo_swarm.command_line import run_command_line
 
 app = typer.Typer(
     name="echo-node",
@@ -59,7 +58,7 @@ def join(
 @app.command()
 def status(
     invite: Annotated[str | None, typer.Argument(help="Of a run; without it, this machine's nodes.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs, errors too.")] = False,
     state_dir: StateDir = None,
 ) -> None:
     """Show this machine's nodes, or with an invite the health of the whole run."""
@@ -77,7 +76,8 @@ def status(
 
 @app.command()
 def identity(
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False, state_dir: StateDir = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs, errors too.")] = False,
+    state_dir: StateDir = None,
 ) -> None:
     """Show this node's peer id and where its key lies."""
     import json
@@ -98,13 +98,7 @@ def _state_dir(given: Path | None) -> Path:
 
 def main() -> None:
     """Run the command line; every error of ours is one line and an exit code."""
-    try:
-        app()
-    except EchoError as e:
-        typer.echo(f"echo-node: {e}", err=True)
-        sys.exit(e.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_command_line(app, "echo-node")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from echo_swarm import errors
+from echo_swarm.command_line import error_name
 from echo_swarm.errors import EchoError
 
 ROOT = Path(__file__).parents[3]
@@ -50,3 +51,10 @@ def test_the_tree_in_the_module_has_every_error() -> None:
             drawn = re.search(rf"\b{error.__name__}\b *(\d+)?", errors.__doc__)
             assert drawn, error
             assert drawn[1] is None or int(drawn[1]) == error.exit_code
+
+
+def test_errors_are_told_to_programs_under_their_documented_names() -> None:
+    for error in all_errors():
+        name = error_name(error.__new__(error))
+        assert name in DOCUMENT
+        assert getattr(errors, name).exit_code == error.exit_code

@@ -130,6 +130,24 @@ def test_identity_shows_peer_id_and_key_path(tmp_path: Path):
     assert shown == {"peer_id": identity.peer_id, "key_path": str(key)}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "code"),
+    [
+        (["identity"], "UsageError", 2),
+        (["status", "echo1-x"], "InviteError", 2),
+        (["status", "--no-such-flag"], "UsageError", 2),
+        (["no-such-command"], "UsageError", 2),
+        (["status", NOWHERE, "too many"], "UsageError", 2),
+    ],
+)
+def test_with_json_an_error_is_one_json_object(tmp_path: Path, arguments: list[str], error: str, code: int):
+    done = run(*arguments, "--json", state=tmp_path)
+    assert done.returncode == code and done.stdout == ""
+    said = json.loads(done.stderr)
+    assert said.keys() == {"error", "message", "exit_code"} and said["message"]
+    assert (said["error"], said["exit_code"]) == (error, code)
+
+
 def test_the_summary_tells_what_was_accepted_and_why_the_rest_was_not():
     lines = summary_lines(local_status(tokens=900, tokens_accepted=700))
     assert "900 tokens made" in lines[0]
