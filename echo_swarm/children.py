@@ -31,6 +31,9 @@ from echo_swarm.errors import BackendFailed, MalformedMessage
 FRAME_LIMITS = Limits(max_bytes=256 << 20, max_items=1 << 20, max_depth=16)
 """Our own children are trusted not to be hostile; the limit catches a stray print into the pipe."""
 
+MAX_LOG_BYTES = 10_000_000
+"""A child that starts with a longer log begins a new one."""
+
 _PR_SET_PDEATHSIG = 1
 _PARENT_PID = "ECHO_PARENT_PID"
 _PARENT_WATCH = "ECHO_PARENT_WATCH"
@@ -105,6 +108,13 @@ class Child:
         return BackendFailed(f"{self.name} {how}{f': {last}' if last else ''} (log: {self.log_path})")
 
 
+def _keep_small(log_path: Path) -> None:
+    """Put a log that has grown large aside, in place of the one put aside before."""
+    with contextlib.suppress(OSError):
+        if log_path.stat().st_size > MAX_LOG_BYTES:
+            log_path.replace(log_path.with_name(f"{log_path.name}.1"))
+
+
 @asynccontextmanager
 async def start_child(
     module: str,
@@ -126,6 +136,7 @@ async def start_child(
 
     """
     log_path.parent.mkdir(parents=True, exist_ok=True)
+    _keep_small(log_path)
     with log_path.open("ab", buffering=0) as log:
         process: Process | None = None
         try:

@@ -18,7 +18,7 @@ PIECE_DIGEST_BYTES = 32
 
 
 class ArtifactKind(StrEnum):
-    """The formats that are ever loaded. Each has one fixed file name."""
+    """The formats that are ever loaded. Each has a fixed file name; see also `Artifact.file_name`."""
 
     SAFETENSORS = "safetensors"
     GGUF = "gguf"
@@ -39,6 +39,10 @@ _FILE_NAMES = {
     ArtifactKind.LORA_GGUF: "adapter.gguf",
     ArtifactKind.DELTA: "delta.bin",
 }
+
+
+GGUF_PRECISIONS = ("f32", "f16", "bf16", "q8_0", "q4_0")
+"""Those that a coordinator writes. A version may have one file of each."""
 
 
 class Artifact(Message):
@@ -63,6 +67,13 @@ class Artifact(Message):
         if len(self.piece_digests) != PIECE_DIGEST_BYTES * self.piece_count:
             raise ValueError("number of piece digests does not fit the size")
         return self
+
+    @property
+    def file_name(self) -> str:
+        """The name inside a version's folder: one of a fixed set, whatever a message says."""
+        if self.kind is ArtifactKind.GGUF and self.precision in GGUF_PRECISIONS:
+            return f"model-{self.precision}.gguf"
+        return self.kind.file_name
 
     @property
     def piece_count(self) -> int:
@@ -96,9 +107,9 @@ class CheckpointManifest(Message):
     """After this, a node warns that the coordinator has gone quiet; it does not fall back to an older version."""
     artifacts: Annotated[tuple[Artifact, ...], Field(strict=False, min_length=1, max_length=16)]
 
-    def artifact(self, kind: ArtifactKind) -> Artifact | None:
-        """Return the artifact of that kind, if this version has one."""
-        return next((a for a in self.artifacts if a.kind == kind), None)
+    def artifact(self, kind: ArtifactKind, precision: str | None = None) -> Artifact | None:
+        """Return the artifact of that kind (and precision, if one is given), or the first of several; None if none."""
+        return next((a for a in self.artifacts if a.kind == kind and precision in (None, a.precision)), None)
 
 
 class RunManifest(Message):

@@ -17,6 +17,7 @@ import anyio
 from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from echo_coordinator.ending import how_it_ended
 from echo_coordinator.run_folder import RunFolder, remove_quietly, write_json
 from echo_swarm.errors import EchoError, Unavailable
 
@@ -93,8 +94,10 @@ async def ask(folder: RunFolder, op: str, *, timeout_s: float = 30.0, **argument
     except TimeoutError as e:
         raise Unavailable(f"the coordinator of {folder.root} did not answer for {timeout_s:.0f} s") from e
     except (OSError, ValueError, KeyError, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.EndOfStream) as e:
+        ended = how_it_ended(folder)
         raise NotRunning(
-            f"no coordinator runs on {folder.root}; start it with: echo-coordinator start {folder.root}"
+            f"no coordinator runs on {folder.root}{f' ({ended})' if ended else ''}; "
+            f"start it with: echo-coordinator start {folder.root}"
         ) from e
     reply: dict[str, Any] = json.loads(line)
     if "error" in reply:

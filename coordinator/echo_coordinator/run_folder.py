@@ -10,6 +10,7 @@ RUN/batches/         the batch being trained
 RUN/logs/            one file a child process
 RUN/metrics.jsonl    one line an update
 RUN/last_status.json the status every few seconds, for when it is not running any more
+RUN/last_end.json    how the coordinator ended, absent while it runs
 RUN/control.json     how to reach the running coordinator (absent when it is not running)
 """
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_swarm.checkpoint.files import explained, write_atomically
-from echo_swarm.errors import UsageError
+from echo_swarm.errors import LocalFault, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class RunFolder:
     def last_status(self) -> Path:
         """RunStatus as last written down, at the latest when the coordinator ended."""
         return self.root / "last_status.json"
+
+    @property
+    def last_end(self) -> Path:
+        """How the coordinator ended; see `ending`."""
+        return self.root / "last_end.json"
 
     @property
     def run_manifest(self) -> Path:
@@ -100,8 +106,13 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Generator[None]:
-        """Hold the folder for one coordinator. Raises UsageError when another one runs on it."""
-        with (self.root / "lock").open("w") as file:
+        """Hold the folder for one coordinator. Raises UsageError when another one runs on it, LocalFault."""
+        path = self.root / "lock"
+        try:
+            file = path.open("w")
+        except OSError as e:
+            raise LocalFault(f"cannot write {path}: {e.strerror}") from e
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:

@@ -110,7 +110,7 @@ class Fetcher:
         started_s = anyio.current_time()
         report = FetchReport(policy_version=version, size_bytes=artifact.size_bytes)
         await anyio.to_thread.run_sync(self._store.add, signed)
-        path = await anyio.to_thread.run_sync(self._store.verify, version, artifact.kind)
+        path = await anyio.to_thread.run_sync(self._store.verify, version, artifact.kind, artifact.precision)
         if path is None:
             path = await self._download(version, artifact, sources, progress, report)
         report.path = path

@@ -39,9 +39,9 @@ class PartialArtifact:
 
         """
         self.artifact = artifact
-        self.path = folder / artifact.kind.file_name
-        self.part_path = folder / f"{artifact.kind.file_name}.part"
-        self.journal_path = folder / f"{artifact.kind.file_name}.pieces"
+        self.path = folder / artifact.file_name
+        self.part_path = folder / f"{artifact.file_name}.part"
+        self.journal_path = folder / f"{artifact.file_name}.pieces"
         self.have = PieceMap(artifact.piece_count)
         self._lock = threading.Lock()
         self._closed = False

@@ -8,8 +8,8 @@
                               model.safetensors.pieces
                     trash-…                 on its way out
 
-No name comes from a message: the run id is 32 hex digits, the version a number, the file name that of the artifact's
-kind. One process owns a store. Blocking and safe to call from several threads; async callers go through
+No name comes from a message: the run id is 32 hex digits, the version a number, the file name one of a fixed set
+(`Artifact.file_name`). One process owns a store. Blocking and safe to call from several threads; async callers go through
 `anyio.to_thread`.
 """
 
@@ -77,7 +77,7 @@ class VersionStore(ManifestShelf):
     def _drop_misshapen(self) -> None:
         """Remove files that cannot be what their manifests say, such as empty ones."""
         for version, artifact in self._artifacts():
-            path = self.version_folder(version) / artifact.kind.file_name
+            path = self.version_folder(version) / artifact.file_name
             size = _size(path)
             if size not in (None, artifact.size_bytes):
                 log.warning("%s has %d bytes, expected %d; fetched again", path, size, artifact.size_bytes)
@@ -85,14 +85,10 @@ class VersionStore(ManifestShelf):
 
     # Whole artifacts.
 
-    def artifact_path(self, version: int, kind: ArtifactKind) -> Path | None:
+    def artifact_path(self, version: int, kind: ArtifactKind, precision: str | None = None) -> Path | None:
         """Return the path of a whole artifact. Its content was verified when it got its name; see also `verify`."""
-        signed = self._manifests.get(version)
-        artifact = signed.message.artifact(kind) if signed else None
-        if artifact is None:
-            return None
-        path = self.version_folder(version) / kind.file_name
-        return path if _size(path) == artifact.size_bytes else None
+        artifact = self._artifact(version, kind, precision)
+        return None if artifact is None else self._whole_path(version, artifact)
 
     def complete_versions(self, kind: ArtifactKind) -> list[int]:
         """Return the versions that have a whole artifact of that kind, ascending."""
@@ -100,18 +96,18 @@ class VersionStore(ManifestShelf):
 
     def complete_digests(self, *, limit: int = 16) -> list[bytes]:
         """Return the digests of whole artifacts, newest version first, for PeerRecord."""
-        found = [a.digest for version, a in self._artifacts() if self.artifact_path(version, a.kind) is not None]
+        found = [a.digest for version, a in self._artifacts() if self._whole_path(version, a) is not None]
         return found[:limit]
 
-    def verify(self, version: int, kind: ArtifactKind) -> Path | None:
+    def verify(self, version: int, kind: ArtifactKind, precision: str | None = None) -> Path | None:
         """Return the path of a whole artifact after hashing it (once in this process); None when it is not good.
 
         A damaged file is turned back into a download that keeps its good pieces.
         """
-        path = self.artifact_path(version, kind)
-        if path is None:
+        artifact = self._artifact(version, kind, precision)
+        path = None if artifact is None else self._whole_path(version, artifact)
+        if artifact is None or path is None:
             return None
-        artifact = self._artifact(version, kind)
         checked = self._checked_map(artifact)
         if checked.complete or file_digest(path) == artifact.digest:
             self._checked[artifact.digest] = PieceMap.full(artifact.piece_count)
@@ -174,7 +170,7 @@ class VersionStore(ManifestShelf):
         if partial is not None:
             return partial.have.copy()
         for version, artifact in self._artifacts():
-            if artifact.digest == digest and self.artifact_path(version, artifact.kind) is not None:
+            if artifact.digest == digest and self._whole_path(version, artifact) is not None:
                 return PieceMap.full(artifact.piece_count)
         return None
 
@@ -232,7 +228,7 @@ class VersionStore(ManifestShelf):
             return sum(item.size_bytes for item in self._held())
 
     def _make_room(self, version: int, artifact: Artifact) -> None:
-        part = self.version_folder(version) / f"{artifact.kind.file_name}.part"
+        part = self.version_folder(version) / f"{artifact.file_name}.part"
         if self._quota_bytes is not None:
             wanted = artifact.size_bytes - (_size(part) or 0)
             excess = self.used_bytes() + wanted - self._quota_bytes
@@ -256,7 +252,7 @@ class VersionStore(ManifestShelf):
         return [
             HeldVersion(
                 version=version,
-                complete=any(self.artifact_path(version, a.kind) for a in signed.message.artifacts),
+                complete=any(self._whole_path(version, a) for a in signed.message.artifacts),
                 size_bytes=sum(_size(path) or 0 for path in self.version_folder(version).glob("*")),
                 in_use=version in in_use,
             )
@@ -278,17 +274,20 @@ class VersionStore(ManifestShelf):
         with self._lock:
             return [(v, a) for v in sorted(self._manifests, reverse=True) for a in self._manifests[v].message.artifacts]
 
-    def _artifact(self, version: int, kind: ArtifactKind) -> Artifact:
-        artifact = self._manifests[version].message.artifact(kind)
-        assert artifact is not None
-        return artifact
+    def _artifact(self, version: int, kind: ArtifactKind, precision: str | None) -> Artifact | None:
+        signed = self._manifests.get(version)
+        return signed.message.artifact(kind, precision) if signed else None
+
+    def _whole_path(self, version: int, artifact: Artifact) -> Path | None:
+        path = self.version_folder(version) / artifact.file_name
+        return path if _size(path) == artifact.size_bytes else None
 
     def _checked_map(self, artifact: Artifact) -> PieceMap:
         with self._lock:
             return self._checked.setdefault(artifact.digest, PieceMap(artifact.piece_count))
 
     def _read_whole(self, version: int, artifact: Artifact, index: int) -> bytes | None:
-        path = self.artifact_path(version, artifact.kind)
+        path = self._whole_path(version, artifact)
         data = None if path is None else read_range(path, index * artifact.piece_bytes, artifact.piece_length(index))
         if data is None:
             return None
@@ -302,12 +301,12 @@ class VersionStore(ManifestShelf):
         return data
 
     def _readable_path(self, version: int, artifact: Artifact) -> Path | None:
-        path = self.version_folder(version) / artifact.kind.file_name
+        path = self.version_folder(version) / artifact.file_name
         return next((p for p in (path, path.with_name(f"{path.name}.part")) if _size(p) == artifact.size_bytes), None)
 
     def _demote(self, version: int, artifact: Artifact) -> None:
         """Turn a damaged file back into a download; opening that keeps the pieces that are still good."""
-        path = self.version_folder(version) / artifact.kind.file_name
+        path = self.version_folder(version) / artifact.file_name
         log.warning("%s is damaged; what is wrong in it is fetched again", path)
         with self._lock:
             self._checked.pop(artifact.digest, None)

@@ -8,7 +8,7 @@ An envelope becomes the trusted head only if, in this order,
 4. its signature fits,
 5. the signer is the run's key (the one in the invite),
 6. it is about this run,
-7. no two of its artifacts are of one kind (each kind has one file name),
+7. no two of its artifacts have one file name (`Artifact.file_name`),
 8. its version is not below the highest ever trusted: no rollback, also not after a restart, also not when the newer
    manifest has expired,
 9. at the same version its digest is the same: one version, one content.
@@ -113,9 +113,9 @@ class TrustedHead:
     def _checked(self, raw: bytes) -> Signed[CheckpointManifest]:
         signed = unseal(raw, CheckpointManifest, MANIFEST_LIMITS)
         _check_origin(signed.signer, signed.message.run_id, self._publisher_key, self._run_id)
-        kinds = [artifact.kind for artifact in signed.message.artifacts]
-        if len(set(kinds)) != len(kinds):
-            raise MalformedMessage(f"version {signed.message.policy_version} has two artifacts of one kind")
+        names = [artifact.file_name for artifact in signed.message.artifacts]
+        if len(set(names)) != len(names):
+            raise MalformedMessage(f"version {signed.message.policy_version} has two artifacts with one file name")
         return signed
 
 

@@ -11,10 +11,15 @@ from echo_swarm.transport.base import Host
 
 logger = logging.getLogger(__name__)
 
+NOT_TRIED_AGAIN = "not tried again yet after a failed dial"
+"""Reason of a host that holds back from an address which it has just tried in vain."""
 GRACE_S = 1.0
 """How long the other addresses are waited for once one answered."""
+OnRetry = Callable[[BootstrapFailed, float], None]
+"""Told about a failed attempt and the pause in seconds that follows it."""
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 15.0
+_LONGEST_ATTEMPT_S = 60.0
 
 
 async def dial_any(host: Host, addresses: Sequence[str], *, timeout_s: float) -> list[PeerId]:
@@ -53,30 +58,40 @@ async def dial_patiently(
     *,
     attempt_s: float,
     patience_s: float,
-    on_retry: Callable[[BootstrapFailed, float], None] | None = None,
+    on_retry: OnRetry | None = None,
 ) -> list[PeerId]:
-    """Dial until an address answers, with growing pauses: for a coordinator that is slow or about to come back.
+    """Dial until an address answers: for a coordinator that is overloaded, or about to come back.
+
+    Attempts and the pauses between them double, so that one that needs long for its answer gets that long in the end.
 
     Args:
         host: dials.
         addresses: as in `dial_any`.
-        attempt_s: for one attempt.
-        patience_s: for all of them together.
+        attempt_s: for the first attempt.
+        patience_s: an attempt begins within this; 0 for a single one.
         on_retry: told about each failed attempt and the pause in seconds that follows it.
 
     Raises:
-        BootstrapFailed: the last attempt's, once `patience_s` is used up.
+        BootstrapFailed: with each address's last reason, once `patience_s` is used up.
 
     """
+    reasons: dict[str, str] = {}
     give_up_at = anyio.current_time() + patience_s
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
             return await dial_any(host, addresses, timeout_s=attempt_s)
         except BootstrapFailed as e:
+            reasons |= {
+                address: reason
+                for address, reason in e.failures.items()
+                if reason != NOT_TRIED_AGAIN or address not in reasons
+            }
+            failed = BootstrapFailed(reasons)
             if anyio.current_time() + pause_s >= give_up_at:
-                raise
+                raise failed from e
             if on_retry is not None:
-                on_retry(e, pause_s)
+                on_retry(failed, pause_s)
         await anyio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        attempt_s = max(attempt_s, min(2 * attempt_s, _LONGEST_ATTEMPT_S))

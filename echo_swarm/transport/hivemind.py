@@ -2,7 +2,7 @@
 
     open_hivemind_host ──► Daemon (p2pd, its sockets, its death)
                       └──► HivemindHost: the transport seam
-                      └──► dial_any: the bootstrap addresses, after p2pd runs
+                      └──► dial_patiently: the bootstrap addresses, after p2pd runs
 
 p2pd starts without bootstrap addresses and we dial them ourselves: so a dead bootstrap cannot keep it from starting,
 and the two failures have different errors. hivemind is imported when a host is opened (1 to 5 s), never before.
@@ -26,7 +26,7 @@ from anyio.abc import ByteStream
 from echo_swarm.errors import DaemonFailed, LocalFault, PeerUnreachable, UsageError
 from echo_swarm.identity import Identity, PeerId, public_key_of
 from echo_swarm.transport.base import Handler
-from echo_swarm.transport.bootstrap import dial_any
+from echo_swarm.transport.bootstrap import NOT_TRIED_AGAIN, OnRetry, dial_patiently
 from echo_swarm.transport.tasks import background_tasks
 
 if TYPE_CHECKING:
@@ -152,6 +152,8 @@ async def open_hivemind_host(
     many_peers: bool = False,
     start_timeout_s: float = 30.0,
     dial_timeout_s: float = 10.0,
+    patience_s: float = 0.0,
+    on_retry: OnRetry | None = None,
     helper: Path | None = None,
 ) -> AsyncGenerator[HivemindHost]:
     """Run a host for the length of the block. If its helper process dies, the block is cancelled.
@@ -163,7 +165,9 @@ async def open_hivemind_host(
         bootstrap: addresses to dial once it runs; one that answers is enough.
         many_peers: for the coordinator. Else p2pd cuts connections beyond 512, busy ones included.
         start_timeout_s: for the helper process to start.
-        dial_timeout_s: for the first bootstrap address to answer.
+        dial_timeout_s: for a bootstrap address to answer, the first time.
+        patience_s: how long to try again when none did.
+        on_retry: told why none answered, and the seconds until the next try.
         helper: another p2pd than hivemind's own.
 
     Raises:
@@ -185,7 +189,9 @@ async def open_hivemind_host(
                 await host.refresh_addresses()
                 tasks.start_soon(host.keep_addresses_fresh)
                 if bootstrap:
-                    await dial_any(host, bootstrap, timeout_s=dial_timeout_s)
+                    await dial_patiently(
+                        host, bootstrap, attempt_s=dial_timeout_s, patience_s=patience_s, on_retry=on_retry
+                    )
                 yield host
             except PeerUnreachable as e:
                 if daemon.died.is_set():
@@ -260,7 +266,7 @@ _REASONS = (
     ("peer id mismatch", "another identity answers there"),
     ("protocols not supported", "protocol not supported"),
     ("failed to negotiate", "protocol not supported"),
-    ("dial backoff", "not tried again yet after a failed dial"),
+    ("dial backoff", NOT_TRIED_AGAIN),
     ("dial to self", "that is our own address"),
     ("not found", _NO_ADDRESS),
     ("failed to find any peer", _NO_ADDRESS),

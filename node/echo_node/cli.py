@@ -33,6 +33,7 @@ def join(
         list[str] | None, typer.Option(help="Multiaddress to listen on; repeatable.", show_default=False)
     ] = None,
     outbound_only: Annotated[bool, typer.Option("--outbound-only", help="Accept no connections.")] = False,
+    patience: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds to keep trying to reach the run.")] = 60.0,
     state_dir: StateDir = None,
 ) -> None:
     """Join a run and work for it until it is finished or Ctrl+C is pressed."""
@@ -51,6 +52,7 @@ def join(
         batch=batch,
         listen=tuple(listen or ()),
         outbound_only=outbound_only,
+        patience_s=patience,
     )
     run(config, parse(invite), Console())
 

@@ -24,6 +24,8 @@ from echo_swarm.addresses import ListenAddress
 from echo_swarm.errors import SettingsError
 from echo_swarm.work import Role
 
+PATIENCE_S = 60.0
+
 
 class NodeConfig(BaseModel):
     """Settings of `echo-node join`."""
@@ -40,6 +42,8 @@ class NodeConfig(BaseModel):
     """Multiaddresses to listen on; empty: any free port."""
     outbound_only: bool = False
     """Accept no incoming connections and store no keys for others."""
+    patience_s: Annotated[float, Field(ge=0, le=86_400)] = PATIENCE_S
+    """How long to try to reach the run when joining. Once joined, a node waits for its coordinator without end."""
     max_outbox_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
     max_store_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     """Room for model versions; None: what the disk has."""

@@ -8,6 +8,7 @@ from echo_swarm.directory.base import Directory
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.transport.base import Host
+from echo_swarm.transport.bootstrap import OnRetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,13 @@ class Network:
 
 @asynccontextmanager
 async def open_network(
-    identity: Identity, invite: Invite, *, listen: Sequence[str] = (), outbound_only: bool = False
+    identity: Identity,
+    invite: Invite,
+    *,
+    listen: Sequence[str] = (),
+    outbound_only: bool = False,
+    patience_s: float = 0.0,
+    on_retry: OnRetry | None = None,
 ) -> AsyncGenerator[Network]:
     """Run host and directory for the length of the block. Imports hivemind, which takes some seconds.
 
@@ -29,6 +36,8 @@ async def open_network(
         invite: names the bootstrap addresses.
         listen: multiaddresses to listen on; empty for any free port.
         outbound_only: listen nowhere and keep nothing for others.
+        patience_s: how long to try again while no bootstrap address answers.
+        on_retry: told why none did, and the seconds until the next try.
 
     Raises:
         BootstrapFailed: no address of the invite answered.
@@ -41,7 +50,9 @@ async def open_network(
 
     where = () if outbound_only else (tuple(listen) or LISTEN_EVERYWHERE)
     async with (
-        open_hivemind_host(identity, listen=where, bootstrap=invite.boot) as host,
+        open_hivemind_host(
+            identity, listen=where, bootstrap=invite.boot, patience_s=patience_s, on_retry=on_retry
+        ) as host,
         open_dht_directory(host, identity, client_mode=outbound_only, bootstrap=invite.boot) as directory,
     ):
         yield Network(host=host, directory=directory)

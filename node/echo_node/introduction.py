@@ -4,7 +4,6 @@ import anyio
 
 from echo_node.activity import Activity, Part
 from echo_node.backoff import Backoff
-from echo_node.link import FIRST_CONTACT_S
 from echo_swarm.checkpoint.blob import BlobClient
 from echo_swarm.checkpoint.trust import check_run_manifest
 from echo_swarm.clock import Clock
@@ -17,9 +16,7 @@ ANSWER_S = 15.0
 UNKNOWN_RUN = "unknown_run"
 
 
-async def learn_run(
-    host: Host, invite: Invite, *, clock: Clock, activity: Activity, patience_s: float = FIRST_CONTACT_S
-) -> RunManifest:
+async def learn_run(host: Host, invite: Invite, *, clock: Clock, activity: Activity, patience_s: float) -> RunManifest:
     """Return the run's description, as the coordinator has it and the invite's key signed it.
 
     Raises:

@@ -50,11 +50,18 @@ async def _join(config: NodeConfig, invite: Invite, instance: Instance, display:
             require_backend(_option(config), await to_thread.run_sync(probe))
             display.emit("connecting")
             async with open_network(
-                instance.identity, invite, listen=config.listen, outbound_only=config.outbound_only
+                instance.identity,
+                invite,
+                listen=config.listen,
+                outbound_only=config.outbound_only,
+                patience_s=config.patience_s,
+                on_retry=lambda e, pause_s: display.emit(f"{e}; trying again in {pause_s:.0f} s"),
             ) as network:
                 calm_collector()
                 activity = Activity(clock, display.emit)
-                run = await learn_run(network.host, invite, clock=clock, activity=activity)
+                run = await learn_run(
+                    network.host, invite, clock=clock, activity=activity, patience_s=config.patience_s
+                )
                 # Looked at again: waiting for the coordinator can take long, and memory come and go.
                 choice = choose(_option(config), run, await to_thread.run_sync(probe))
                 open_backend = _backend_opener(config, choice, invite, display)

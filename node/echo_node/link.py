@@ -39,8 +39,6 @@ HELLO_TIMEOUT_S = 60.0
 """A process that takes over from an earlier one of the same key is kept waiting for a beat or two."""
 MAX_REPLY_BYTES = 2 * MANIFEST_LIMITS.max_bytes + (1 << 20)
 """A Welcome carries two manifests; no other reply comes near."""
-FIRST_CONTACT_S = 60.0
-"""A coordinator that never answered for this long ends the node with a message; one that did is waited for."""
 SKEW_WARNING_S = 3.0
 """The directory refuses records beyond a few seconds."""
 
@@ -79,7 +77,7 @@ class Link:
         activity: Activity,
         hello: Callable[[], Hello],
         on_join: Callable[[Joined], Awaitable[None]],
-        first_contact_s: float = FIRST_CONTACT_S,
+        patience_s: float,
         backoff: Backoff | None = None,
     ) -> None:
         self._host = host
@@ -89,7 +87,7 @@ class Link:
         self._activity = activity
         self._hello = hello
         self._on_join = on_join
-        self._first_contact_s = first_contact_s
+        self._patience_s = patience_s
         self._backoff = backoff or Backoff(first_s=0.5, limit_s=15.0)
         self._client: RpcClient | None = None
         self._changed = anyio.Event()
@@ -151,7 +149,7 @@ class Link:
         Raises:
             RunNotFound: the coordinator does not serve this run.
             IdentityInUse: another process with this key is live.
-            PeerUnreachable: no first answer within `first_contact_s`.
+            PeerUnreachable: no first answer within `patience_s`.
             MalformedMessage, BadSignature, Untrusted: what it says about the run does not fit the invite.
 
         """
@@ -161,7 +159,7 @@ class Link:
                 await self._session()
             except PeerUnreachable as e:
                 waited_s = self._clock.monotonic_s() - started_s
-                if not self.joins and waited_s >= self._first_contact_s:
+                if not self.joins and waited_s >= self._patience_s:
                     raise PeerUnreachable(
                         f"the coordinator did not answer within {waited_s:.0f} s ({e}); "
                         "check that the run is started and the invite is current"

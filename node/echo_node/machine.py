@@ -40,7 +40,7 @@ class Machine:
 
 def probe() -> Machine:
     """Look at this machine. Blocks for up to some seconds where `nvidia-smi` is slow; run it in a thread."""
-    return Machine(cpu_count=_cpu_count(), available_bytes=_available_bytes(), gpus=_gpus())
+    return Machine(cpu_count=cpu_count(), available_bytes=_available_bytes(), gpus=_gpus())
 
 
 def gib(size_bytes: int) -> str:
@@ -48,7 +48,8 @@ def gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.1f} GiB"
 
 
-def _cpu_count() -> int:
+def cpu_count() -> int:
+    """Return how many CPUs this process may use, at least 1; affinity and cgroup quota included."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_cpus(Path("/sys/fs/cgroup"))
     return max(1, count if quota is None else min(count, round(quota)))

@@ -41,7 +41,7 @@ from echo_node.config import NodeConfig, StatePaths, run_dirs
 from echo_node.harvest import Harvest
 from echo_node.heartbeat import Heartbeat
 from echo_node.lease_book import LeaseBook
-from echo_node.link import FIRST_CONTACT_S, Joined, Link
+from echo_node.link import Joined, Link
 from echo_node.outbox import Outbox
 from echo_node.peers import Peers
 from echo_node.policy_sync import PolicySync
@@ -87,8 +87,6 @@ class NodeSeams:
     emit: Callable[[str], None]
     """Prints a line for people."""
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
-    first_contact_s: float = FIRST_CONTACT_S
-    """How long a coordinator that never answered is waited for."""
 
 
 class Node:
@@ -173,7 +171,7 @@ class Node:
             activity=self.activity,
             hello=lambda: self.report.hello(),
             on_join=self._on_join,
-            first_contact_s=self._seams.first_contact_s,
+            patience_s=self._config.patience_s,
         )
 
     def _make_worker(self) -> Worker:

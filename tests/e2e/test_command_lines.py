@@ -163,6 +163,11 @@ def test_an_edit_that_cannot_work_names_the_setting(
     (root / "run.toml").write_text(to_toml(settings))
     done = call(COORDINATOR, "start", root, "--plain")
     assert done.code == 2 and named in done.error
+    shown = call(COORDINATOR, "status", root, "--json")
+    told = json.loads(shown.error)
+    assert shown.code == told["exit_code"] == 4 and told["error"] == "Unavailable"
+    assert "exit code 2, SettingsError" in told["message"] and named in told["message"]
+    assert named in (root / "logs" / "coordinator.log").read_text()
 
 
 # a run that is running
@@ -265,6 +270,7 @@ def test_a_stopped_run_is_shown_as_it_was_and_goes_on_where_it_stood(swarm: Swar
     assert coordinator.process.wait(10) == 0
     assert table.code == last.code == 4
     assert "not running" in table.out and "no coordinator runs" in table.error
+    assert "ended in good order" in table.error
     before = RunStatus.model_validate_json(last.out)
     assert before.state == "stopped" and before.accepted > 0 and "error" in json.loads(last.error)
     assert refused.code == 3 and "refused" in refused.error and refused.out == ""
@@ -291,8 +297,8 @@ def test_join_names_every_dead_address_in_bounded_time(tmp_path: Path):
     peer = Identity.generate()
     boot = tuple(f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer.peer_id}" for port in (1, 2, 3))
     invite = str(Invite(run="a" * 32, key=peer.public_key, boot=boot))
-    done = call(NODE, "join", "--state-dir", tmp_path, "--backend", "scripted", invite)
-    assert done.code == 3
+    done = call(NODE, "join", "--state-dir", tmp_path, "--backend", "scripted", "--patience", "2", invite)
+    assert done.code == 3 and "trying again in" in done.out
     assert all(address in done.error for address in boot) and "refused" in done.error
 
 

@@ -6,14 +6,16 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
 
 import anyio
 import psutil
 import pytest
-from anyio.abc import ByteStream, Process
+from anyio.abc import ByteStream, Process, SocketAttribute, SocketStream
 
 from echo_swarm.errors import BootstrapFailed, DaemonFailed, PeerUnreachable
 from echo_swarm.identity import Identity, PeerId
@@ -48,6 +50,38 @@ def address(port: int, peer: PeerId) -> str:
 
 def port_of(multiaddress: str) -> int:
     return int(multiaddress.split("/")[4])
+
+
+@dataclass(frozen=True)
+class LateProxy:
+    """Accepts TCP for a host, and passes on what it is sent only once `answering` is set."""
+
+    address: str
+    answering: anyio.Event
+
+
+@asynccontextmanager
+async def late_proxy(target: str) -> AsyncGenerator[LateProxy]:
+    answering = anyio.Event()
+
+    async def copy(source: SocketStream, sink: SocketStream, scope: anyio.CancelScope) -> None:
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for chunk in source:
+                await sink.send(chunk)
+        scope.cancel()
+
+    async def serve(client: SocketStream) -> None:
+        await answering.wait()
+        server = await anyio.connect_tcp("127.0.0.1", port_of(target))
+        async with client, server, anyio.create_task_group() as both:
+            both.start_soon(copy, client, server, both.cancel_scope)
+            both.start_soon(copy, server, client, both.cancel_scope)
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        port = listener.extra(SocketAttribute.local_port)
+        yield LateProxy(address(port, PeerId(target.rpartition("/")[2])), answering)
+        tasks.cancel_scope.cancel()
 
 
 async def echo(peer: PeerId, payload: dict[str, object]) -> dict[str, object]:
@@ -88,6 +122,27 @@ async def test_dead_bootstraps_only_are_named_each_with_its_reason(closed_ports:
     assert caught.value.failures[dead[0]] == "connection refused"
     assert "within 3 s" in caught.value.failures[dead[2]] or "timed out" in caught.value.failures[dead[2]]
     assert caught.value.exit_code == 3
+
+
+async def test_a_bootstrap_that_accepts_and_answers_only_much_later_is_waited_for() -> None:
+    retries: list[str] = []
+    async with open_hivemind_host(Identity.generate(), listen=LOOPBACK) as good, late_proxy(good.addresses[0]) as proxy:
+
+        def on_retry(error: BootstrapFailed, pause_s: float) -> None:
+            retries.append(str(error))
+            if len(retries) == 2:
+                proxy.answering.set()
+
+        with anyio.fail_after(60):
+            async with open_hivemind_host(
+                Identity.generate(),
+                listen=(),
+                bootstrap=[proxy.address],
+                dial_timeout_s=1,
+                patience_s=50,
+                on_retry=on_retry,
+            ):
+                assert len(retries) >= 2 and proxy.address in retries[0]
 
 
 async def test_a_helper_that_does_not_start_is_told_from_a_bootstrap_that_does_not_answer(tmp_path: Path) -> None:

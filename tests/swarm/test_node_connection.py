@@ -81,7 +81,7 @@ async def test_a_silent_network_is_noticed_by_the_heartbeat(tmp_path: Path):
 
 async def test_a_coordinator_that_never_answers_ends_the_node_with_a_reason(tmp_path: Path):
     swarm = make_swarm(tmp_path)
-    async with swarm.node(first_contact_s=0.2) as running:
+    async with swarm.node(patience_s=0.2) as running:
         with pytest.raises(PeerUnreachable, match="check that the run is started") as raised:
             await running.wait()
     assert raised.value.exit_code == 4

@@ -3,6 +3,7 @@
 import logging
 import signal
 import sys
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import anyio
@@ -14,6 +15,7 @@ from echo_coordinator.commands.network import open_network
 from echo_coordinator.commands.progress import progress_line
 from echo_coordinator.config import RunSettings, load_settings
 from echo_coordinator.coordinator import Coordinator, run_coordinator
+from echo_coordinator.ending import ending_noted
 from echo_coordinator.run_folder import RunFolder
 from echo_swarm.checkpoint.files import write_atomically
 from echo_swarm.collector import calm_collector
@@ -25,6 +27,9 @@ log = logging.getLogger(__name__)
 
 LINE_EVERY_S = 10.0
 NOTE_EVERY_S = 10.0
+LOG_BYTES = 10_000_000
+LOG_FILES = 3
+"""coordinator.log, coordinator.log.1 and coordinator.log.2."""
 GRACE_S = 30.0
 """After a signal, for the update under way; then the coordinator ends and the next start makes it up."""
 
@@ -37,20 +42,29 @@ def start_run(root: Path, *, live: bool) -> int:
     """Run the coordinator of a run until it has finished or is told to stop. Returns the exit code."""
     folder = RunFolder(root)
     folder.require()
-    settings = load_settings(folder)
-    identity = load(folder.key)
-    folder.logs.mkdir(exist_ok=True)
-    logging.basicConfig(
-        filename=folder.logs / "coordinator.log",
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    with folder.locked():
+    with folder.locked(), ending_noted(folder):
+        _log_to(folder)
+        settings = load_settings(folder)
+        identity = load(folder.key)
         try:
             anyio.run(_start, folder, settings, identity, live, backend_options=LOOP)
         except* EchoError as group:
             raise _first(group) from None
     return 0
+
+
+def _log_to(folder: RunFolder) -> None:
+    """Write what is logged to RUN/logs/coordinator.log, and no more than LOG_FILES of LOG_BYTES of it."""
+    try:
+        folder.logs.mkdir(exist_ok=True)
+        handler = RotatingFileHandler(
+            folder.logs / "coordinator.log", maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8"
+        )
+    except OSError as e:
+        raise LocalFault(f"cannot write {folder.logs / 'coordinator.log'}: {e.strerror}") from e
+    logging.basicConfig(
+        handlers=[handler], level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
 
 
 async def _start(folder: RunFolder, settings: RunSettings, identity: Identity, live: bool) -> None:

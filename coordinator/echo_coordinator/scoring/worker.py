@@ -28,6 +28,8 @@ from echo_swarm.errors import EchoError, SettingsError
 
 ROUNDING = 1e-6
 """Rewards outside [0, 1] by no more than this are rounding errors and are clipped; others are refused."""
+MAX_LOGGED = 100
+"""Failures of the verifier that a child writes down with their tracebacks."""
 MAX_TEXT_CHARS = 4_000
 """Of a prompt or completion sent along for people to read."""
 
@@ -40,6 +42,7 @@ class Worker:
         self._environment: Environment | None = None
         self._tokenizer: PromptTokenizer | None = None
         self._max_prompt_tokens = 0
+        self._failures = 0
 
     def handle(self, message: dict[str, Any]) -> None:
         """Answer one frame."""
@@ -104,7 +107,10 @@ class Worker:
         except (Unscorable, PromptSkipped, IndexError) as e:
             return None, str(e) or type(e).__name__, text
         except Exception as e:
-            logging.exception("the verifier failed on %s %s", split, index)
+            # The first ones tell a person enough; a verifier that always fails must not fill the disk.
+            self._failures += 1
+            if self._failures <= MAX_LOGGED:
+                logging.exception("the verifier failed on %s %s", split, index)
             return None, f"{type(e).__name__}: {e}"[:300], text
         return *checked_reward(reward), text
 

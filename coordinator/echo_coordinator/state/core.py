@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
 
-from echo_coordinator.state import rows
+from echo_coordinator.state import peer_rows, rows
 from echo_coordinator.state.batch import Event
 from echo_coordinator.state.committer import Committer
-from echo_coordinator.state.counters import DROPPED_GROUPS, DROPPED_SLOTS, WORK, Counters, Rate, SignalWindow
+from echo_coordinator.state.counters import DROPPED_GROUPS, DROPPED_SLOTS, STRANGERS, WORK, Counters, Rate, SignalWindow
 from echo_coordinator.state.groups import Group, GroupState, GroupTable, Kind, SlotState
 from echo_coordinator.state.intake_rules import Demand
 from echo_coordinator.state.leases import Dropped, LeaseBook, LiveLease
@@ -24,6 +24,9 @@ from echo_coordinator.state.staleness import Versions, VersionWindow, version_wi
 from echo_coordinator.state.unsaved import Unsaved
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.clock import Clock
+from echo_swarm.identity import PeerId
+from echo_swarm.trajectory import Reason
+from echo_swarm.work import BackendReport, Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +129,26 @@ class RunCore:
     async def tick(self) -> None:
         """Do what time asks for: end leases, declare peers gone. Call about once a second."""
         now = self.clock.monotonic_s()
-        dropped = self.leases.expire(now)
+        dropped = self.leases.expire(now, alone=self.roster.live() == 1)
         for peer in self.roster.sweep(now):
-            dropped += self.leases.release_all(peer, "expired")
+            dropped += self.leases.lose(peer, now)
             self.changed.notify()
         self.on_dropped(dropped)
         await self.save()
+
+    async def write_peer(self, peer: PeerId, role: Role, backend: BackendReport | None) -> None:
+        """Bring to disk that a peer said hello, and forget the longest gone of those that never delivered."""
+        at = self.clock.wall_s()
+        await self.committer.execute(
+            lambda db: peer_rows.write_and_prune(db, peer, role, backend, at, forget=self._forget_peer)
+        )
+
+    def _forget_peer(self, peer: PeerId) -> bool:
+        node = self.roster.get(peer)
+        if (node is not None and node.live) or self.counters.get(peer, Reason.ACCEPTED.value):
+            return False
+        self.counters.fold(peer, STRANGERS)
+        return True
 
     async def record_event(self, kind: str, text: str) -> None:
         """Keep something worth telling a person."""
@@ -154,6 +171,8 @@ class RunCore:
         now = self.clock.monotonic_s()
         self.accepted_rate.add(now, 1)
         self.token_rate.add(now, work.tokens)
+        # Its allowance grew; a request of this peer may be waiting for that alone.
+        self.work_changed.notify_one(work.peer)
         self.counters.add(WORK, "tokens", work.tokens)
         self.changed.notify()
 
@@ -210,7 +229,7 @@ class RunCore:
             self._restore_leases(connection, group, now)
             for member in group.members(SlotState.FILLED):
                 self.scoring.put((group.group_id, member))
-        for peer, role, backend, _ in rows.load_peers(connection, MAX_ENTRIES):
+        for peer, role, backend, _ in peer_rows.load_peers(connection, MAX_ENTRIES):
             self.roster.restore(peer, role, backend, now)
 
     def _restore_leases(self, connection: Connection, group: Group, now: float) -> None:
@@ -226,4 +245,5 @@ class RunCore:
                 for member, slot in enumerate(group.slots)
                 if slot.state is SlotState.LEASED and slot.lease_id == lease.lease_id
             }
+            lease.granted_at = now
             self.leases.restore(lease)

@@ -12,7 +12,7 @@ LAG = "lag"
 WORK = "work"
 """Everything else, such as `tokens` accepted, `duplicate_completions`, `aged_members`."""
 STRANGERS = "strangers"
-"""Verdicts of peers that never said hello, together: anybody can make up peer ids."""
+"""Verdicts of peers that never said hello, or are no longer remembered, together: anybody can make up peer ids."""
 
 
 class Counters:
@@ -29,6 +29,12 @@ class Counters:
         values = self._values.setdefault(scope, {})
         values[name] = values.get(name, 0) + count
         self.dirty.add((scope, name))
+
+    def fold(self, scope: str, into: str) -> None:
+        """Add a scope's numbers to another's and forget it."""
+        for name, value in self._values.pop(scope, {}).items():
+            self.dirty.discard((scope, name))
+            self.add(into, name, value)
 
     def of(self, scope: str) -> dict[str, int]:
         """Return a copy of one scope."""

@@ -1,7 +1,8 @@
 """How much useless work one peer may make us look at. Pure; times are monotonic seconds.
 
 A leaky bucket for each peer: refusals that are the peer's own fault fill it, time drains it. While it is full, pushes
-are answered `over_quota` unread. Work that came late or grew stale never counts: that happens to honest nodes.
+are answered `over_quota` unread. Work that came late or twice counts an eighth: it happens to honest nodes, whose
+whole outbox may come again after a restart, but not without end. Work that grew stale never counts; a lease bounds it.
 """
 
 from collections import OrderedDict
@@ -10,7 +11,8 @@ from echo_swarm.identity import PeerId
 from echo_swarm.trajectory import Reason
 
 BURST = 1024
-"""Refusals at once. An honest node with an outbox full of work that nobody knows any more stays below."""
+"""Refusals at once, or eight times as many replays. An honest node with an outbox full of work that nobody knows any
+more stays below."""
 PER_S = 4.0
 """Refusals a second that are forgiven."""
 MAX_PEERS = 4096
@@ -25,6 +27,9 @@ FAULTS = frozenset(Reason) - {
     Reason.UNSCORABLE,
 }
 """What fills the bucket."""
+REPLAYS = frozenset({Reason.LATE, Reason.DUPLICATE})
+"""What fills it slowly; also a submission that is answered as before."""
+REPLAY_COST = 1 / 8
 
 
 class FaultQuota:
@@ -40,7 +45,7 @@ class FaultQuota:
 
     def charge(self, peer: PeerId, reasons: list[Reason], now: float) -> None:
         """Count refusals against a peer."""
-        faults = sum(reason in FAULTS for reason in reasons)
+        faults = sum(1.0 if reason in FAULTS else REPLAY_COST * (reason in REPLAYS) for reason in reasons)
         if not faults:
             return
         self._levels[peer] = (self._level(peer, now) + faults, now)

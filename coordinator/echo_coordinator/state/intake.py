@@ -13,7 +13,7 @@ from typing import Any
 from echo_coordinator.state import rows
 from echo_coordinator.state.committer import Committer
 from echo_coordinator.state.counters import STRANGERS, TOTAL, Counters
-from echo_coordinator.state.fault_quota import FaultQuota
+from echo_coordinator.state.fault_quota import FAULTS, FaultQuota
 from echo_coordinator.state.groups import Group, GroupState, GroupTable, SlotState, Work
 from echo_coordinator.state.intake_rules import Demand, Judgement, judge, work_digest
 from echo_coordinator.state.leases import Dropped, LeaseBook, LiveLease, StoredVerdict
@@ -106,12 +106,14 @@ class Intake:
         signed = self.open(peer, raw)
         known = self._refused.get((peer, signed.digest))
         if known is not None:
+            self._charge_replay(peer, len(known))
             return known
         trajectories = signed.message.trajectories
         past = await self._past_leases(trajectories)
         plan = _Plan()
         judgements = [self._decide(peer, trajectory, past, plan) for trajectory in trajectories]
         self._count(peer, plan.counted, 1)
+        self._charge_replay(peer, len(plan.repeats))
         self._on_dropped(plan.dropped)
         verdicts = tuple(map(_verdict, trajectories, judgements))
         if not await self._store(peer, plan, len(raw)):
@@ -171,7 +173,10 @@ class Intake:
         if judgement.reason is Reason.ACCEPTED:
             self._reserve(group, lease, trajectory, digest, plan)
         else:
-            dropped = self._leases.take_back(lease, member, f"rejected: {judgement.reason.value}")
+            if judgement.reason in FAULTS:
+                self._leases.pace.refused(peer)
+            cause, now = f"rejected: {judgement.reason.value}", self._clock.monotonic_s()
+            dropped = self._leases.take_back(lease, member, cause, now)
             plan.dropped.extend([dropped] if dropped else [])
         return judgement
 
@@ -194,9 +199,10 @@ class Intake:
         """Make the plan durable. Also waits for what others are storing and this submission repeats."""
 
         def done(_: None) -> None:
+            now = self._clock.monotonic_s()
             for lease, group, trajectory in plan.stored:
                 group.slots[trajectory.member].state = SlotState.FILLED
-                lease.outstanding.discard(trajectory.member)
+                self._leases.delivered(lease, trajectory.member, now)
                 self._on_filled(group, trajectory.member)
 
         def undone() -> None:
@@ -219,13 +225,18 @@ class Intake:
         self.fault = ""
         return all(lease.verdicts.get(member) is stored for lease, member, stored in plan.repeats)
 
+    def _charge_replay(self, peer: PeerId, count: int) -> None:
+        # What was answered before is not counted again; reading it took time all the same.
+        self._quota.charge(peer, [Reason.DUPLICATE] * count, self._clock.monotonic_s())
+
     def _count(self, peer: PeerId, reasons: list[Reason], sign: int) -> None:
         scope = peer if self._is_known(peer) else STRANGERS
         if sign > 0:
             self._quota.charge(peer, reasons, self._clock.monotonic_s())
-        for reason in reasons:
-            self._counters.add(TOTAL, reason.value, sign)
-            self._counters.add(scope, reason.value, sign)
+        for reason in set(reasons):
+            count = sign * reasons.count(reason)
+            self._counters.add(TOTAL, reason.value, count)
+            self._counters.add(scope, reason.value, count)
 
     def _remember(self, peer: PeerId, digest: bytes, verdicts: tuple[Verdict, ...]) -> None:
         self._refused[(peer, digest)] = verdicts
@@ -254,11 +265,13 @@ def _undo(group: Group, lease: LiveLease, member: int) -> None:
 
 
 def _verdict(trajectory: Trajectory, judgement: Judgement) -> Verdict:
-    # Everything in it is checked already, and this is the hot path.
-    return Verdict.model_construct(
-        lease_id=trajectory.lease_id,
-        group_id=trajectory.group_id,
-        member=trajectory.member,
-        reason=judgement.reason,
-        detail=judgement.detail,
+    # On the hot path: pydantic checks a map in a fifth of the time in which it makes an object unchecked.
+    return Verdict.model_validate(
+        {
+            "lease_id": trajectory.lease_id,
+            "group_id": trajectory.group_id,
+            "member": trajectory.member,
+            "reason": judgement.reason,
+            "detail": judgement.detail,
+        }
     )

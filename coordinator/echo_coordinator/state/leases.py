@@ -3,13 +3,14 @@
 A lease covers members of one group. It is renewed by its peer's beats up to a hard limit. When it runs out, the slots
 it still holds return to the pool; a push that comes later is still taken as long as nobody else was given the slot,
 since finished work is worth more than punctuality (`late` otherwise). Ended leases are kept as long as their group is
-under way, so that their pushes can be told from made-up ones.
+under way, so that their pushes can be told from made-up ones. How much a peer may hold is in `pace`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from echo_coordinator.state.groups import Group, GroupTable, SlotState
+from echo_coordinator.state.pace import Pace
 from echo_coordinator.state.staleness import VersionWindow
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.identity import PeerId
@@ -42,6 +43,8 @@ class LiveLease:
     min_version: int
     max_version: int | None
     verdicts: dict[int, StoredVerdict] = field(default_factory=dict[int, StoredVerdict])
+    granted_at: float = 0.0
+    """Or restored, whichever was later."""
     orphaned: bool = False
     """Its process was replaced by another with the same key: no quota, no renewal."""
 
@@ -66,7 +69,10 @@ class LeaseBook:
         self._leases: dict[bytes, LiveLease] = {}
         self._of_peer: dict[PeerId, set[bytes]] = {}
         self._of_group: dict[int, list[bytes]] = {}
+        self._barred: dict[int, dict[PeerId, float]] = {}
+        """Group → peers that failed at it, and until when others are asked first."""
         self._mean_tokens = settings.max_tokens / 2
+        self.pace = Pace(settings)
         self.dirty: dict[bytes, LiveLease] = {}
         """Leases that the database has not seen in this form."""
 
@@ -109,34 +115,34 @@ class LeaseBook:
             peer: who asks.
             capacity: completions it can take now.
             tokens_per_s: its own measurement, 0 when unknown.
-            alone: no other node could do the work; it gets all it can take.
+            alone: no other node could do the work; it gets all it can take, also what it failed at.
             window: versions that training leases ask for.
             now: monotonic seconds.
             new_id: makes 16 random bytes.
 
         """
-        left = self.share(peer, capacity=capacity, tokens_per_s=tokens_per_s, alone=alone)
+        left = self.share(peer, capacity=capacity, tokens_per_s=tokens_per_s, alone=alone, now=now)
         granted: list[LiveLease] = []
+        if left <= 0:
+            return granted
         waits = self._updates_before()
-        for group in self._candidates():
-            members = group.members(SlotState.OPEN)[:left]
-            for start in range(0, len(members), MAX_TRAJECTORIES):
-                if len(granted) == MAX_LEASES:
-                    return granted
-                chunk = members[start : start + MAX_TRAJECTORIES]
-                oldest = window.oldest(waits.get(group.group_id, 0))
-                granted.append(self._grant(peer, group, chunk, (oldest, window.newest), now, new_id()))
-                left -= len(chunk)
-            if left <= 0:
-                break
+        for group, chunk in self._pieces(peer, left, alone, now):
+            oldest = window.oldest(waits.get(group.group_id, 0))
+            granted.append(self._grant(peer, group, chunk, (oldest, window.newest), now, new_id()))
+        if granted:
+            self.pace.granted(peer, self.in_flight(peer))
         return granted
 
-    def share(self, peer: PeerId, *, capacity: int, tokens_per_s: float, alone: bool) -> int:
-        """Return how many completions a peer may be given now. 0: its quota is used up."""
-        settings = self._settings
-        limit = min(capacity, settings.max_in_flight_per_peer - self.in_flight(peer))
+    def share(self, peer: PeerId, *, capacity: int, tokens_per_s: float, alone: bool, now: float) -> int:
+        """Return how many completions a peer may be given now. 0: its quota is used up.
+
+        What it holds is limited by what it has shown; what it gets at once, by the speed it claims.
+        """
+        settings, held = self._settings, self.in_flight(peer)
+        limit = min(capacity, settings.max_in_flight_per_peer - held)
         if alone:
             return max(0, limit)
+        limit = min(limit, self.pace.allowance(peer, now) - held)
         if tokens_per_s <= 0:
             return max(0, min(limit, settings.probe_members))
         by_speed = max(1, int(settings.lease_target_s * tokens_per_s / self._mean_tokens))
@@ -163,30 +169,56 @@ class LeaseBook:
         lost = [
             lease
             for lease in self._held(peer)
-            if lease.outstanding
-            and not lease.orphaned
-            and lease.lease_id not in known
-            and lease.hard_deadline - self._settings.lease_max_s <= heard_by
+            if lease.outstanding and not lease.orphaned and lease.lease_id not in known and lease.granted_at <= heard_by
         ]
-        return [dropped for lease in lost for dropped in self._end(lease, "unnamed")]
+        if lost:
+            self.pace.failed(peer, now)
+        return [dropped for lease in lost for dropped in self._end(lease, "unnamed", now)]
 
-    def expire(self, now: float) -> list[Dropped]:
-        """Take back the slots of leases whose deadline has passed."""
+    def expire(self, now: float, *, alone: bool = True) -> list[Dropped]:
+        """Take back the slots of leases whose deadline has passed, and of old ones beyond a peer's allowance.
+
+        The latter happens to a peer that was `alone`, took all there was, and showed too little for it since.
+        """
         overdue = [lease for lease in self._leases.values() if lease.outstanding and now >= lease.deadline]
-        return [dropped for lease in overdue for dropped in self._end(lease, "expired")]
+        if not alone:
+            overdue += [lease for peer in self._of_peer for lease in self._excess(peer, now)]
+        for peer in {lease.peer: None for lease in overdue}:
+            self.pace.expired(peer, now)
+        return [dropped for lease in overdue for dropped in self._end(lease, "expired", now)]
 
     def next_deadline(self) -> float | None:
         """Return when the next lease runs out."""
         return min((lease.deadline for lease in self._leases.values() if lease.outstanding), default=None)
 
-    def release(self, peer: PeerId, lease_ids: Iterable[bytes], cause: str) -> list[Dropped]:
-        """Take back leases that their peer hands over unfinished. Others' are left alone."""
-        leases = [self._leases.get(lease_id) for lease_id in dict.fromkeys(lease_ids)]
-        return [d for lease in leases if lease and lease.peer == peer for d in self._end(lease, cause)]
+    def release(
+        self, peer: PeerId, lease_ids: Iterable[bytes], cause: str, now: float, *, failed: bool = False
+    ) -> list[Dropped]:
+        """Take back leases that their peer hands over unfinished. Others' are left alone.
 
-    def release_all(self, peer: PeerId, cause: str) -> list[Dropped]:
-        """Take back everything a peer holds."""
-        return [dropped for lease in list(self._held(peer)) for dropped in self._end(lease, cause)]
+        A peer that comes back with them soon may have as much as before, unless it `failed`.
+        """
+        named = [self._leases.get(lease_id) for lease_id in dict.fromkeys(lease_ids)]
+        leases = [lease for lease in named if lease and lease.peer == peer and lease.outstanding]
+        if leases and (failed or min(lease.granted_at for lease in leases) < now - self.pace.patience_s):
+            self.pace.failed(peer, now)
+        return [dropped for lease in leases for dropped in self._end(lease, cause, now)]
+
+    def release_all(self, peer: PeerId, cause: str, now: float, *, failed: bool = False) -> list[Dropped]:
+        """Take back everything a peer holds, as `release` does."""
+        return self.release(peer, [lease.lease_id for lease in self._held(peer)], cause, now, failed=failed)
+
+    def lose(self, peer: PeerId, now: float) -> list[Dropped]:
+        """Take back everything that a vanished peer held, as if it had run out."""
+        held = [lease for lease in self._held(peer) if lease.outstanding]
+        if held:
+            self.pace.expired(peer, now)
+        return [dropped for lease in held for dropped in self._end(lease, "expired", now)]
+
+    def delivered(self, lease: LiveLease, member: int, now: float) -> None:
+        """Note that an accepted completion of a lease is on disk."""
+        lease.outstanding.discard(member)
+        self.pace.accepted(lease.peer, now - lease.granted_at)
 
     def orphan(self, peer: PeerId, deadline: float) -> None:
         """Let a replaced process's leases run out by `deadline`, unless its successor still pushes their results."""
@@ -194,18 +226,23 @@ class LeaseBook:
             lease.orphaned = True
             lease.deadline = min(lease.deadline, deadline)
 
-    def take_back(self, lease: LiveLease, member: int, cause: str) -> Dropped | None:
-        """Take back one slot that a lease holds; None if it does not."""
+    def take_back(self, lease: LiveLease, member: int, cause: str, now: float) -> Dropped | None:
+        """Take back one slot that a lease holds; None if it does not.
+
+        For `lease_s`, its peer is offered nothing of this group unless it is alone: one peer must not use up the tries.
+        """
         group = self._groups.by_id.get(lease.group_id)
         lease.outstanding.discard(member)
         if group is None or group.slots[member].lease_id != lease.lease_id:
             return None
+        self._barred.setdefault(lease.group_id, {})[lease.peer] = now + self._settings.lease_s
         group.drop(member, self._settings.max_attempts)
         self._groups.mark(group)
         return Dropped(peer=lease.peer, group=group, member=member, cause=cause)
 
     def forget_group(self, group_id: int) -> None:
         """Let go of the leases of a group that is no longer under way."""
+        self._barred.pop(group_id, None)
         for lease_id in self._of_group.pop(group_id, ()):
             lease = self._leases.pop(lease_id)
             self._of_peer[lease.peer].discard(lease_id)
@@ -214,6 +251,32 @@ class LeaseBook:
 
     def _held(self, peer: PeerId) -> Iterator[LiveLease]:
         return (self._leases[lease_id] for lease_id in self._of_peer.get(peer, ()))
+
+    def _excess(self, peer: PeerId, now: float) -> list[LiveLease]:
+        excess = self.in_flight(peer) - max(self.pace.allowance(peer, now), self._settings.probe_members)
+        old: list[LiveLease] = []
+        for lease in self._held(peer):
+            held = lease.outstanding and not lease.orphaned and now < lease.deadline
+            if excess > 0 and held and lease.granted_at < now - self.pace.patience_s:
+                old.append(lease)
+                excess -= len(lease.outstanding)
+        return old
+
+    def _pieces(self, peer: PeerId, left: int, alone: bool, now: float) -> Iterator[tuple[Group, list[int]]]:
+        """Cut up to `left` open slots into the parts of a group that a lease can cover."""
+        pieces = 0
+        for group in self._candidates():
+            if not alone and self._barred.get(group.group_id, {}).get(peer, now) > now:
+                continue
+            members = group.members(SlotState.OPEN)[:left]
+            for start in range(0, len(members), MAX_TRAJECTORIES):
+                if pieces == MAX_LEASES:
+                    return
+                pieces += 1
+                yield group, members[start : start + MAX_TRAJECTORIES]
+            left -= len(members)
+            if left <= 0:
+                return
 
     def _candidates(self) -> list[Group]:
         groups = [group for group in self._groups.by_id.values() if group.state == "active"]
@@ -248,7 +311,8 @@ class LeaseBook:
             attempts={member: group.slots[member].attempt for member in members},
             outstanding=set(members),
             deadline=now + self._settings.lease_s,
-            hard_deadline=now + self._settings.lease_max_s,
+            hard_deadline=now + self.pace.longest_s(peer),
+            granted_at=now,
             min_version=versions[0] if pinned is None else pinned,
             max_version=versions[1] if pinned is None else pinned,
         )
@@ -260,11 +324,11 @@ class LeaseBook:
         self._groups.mark(group)
         return lease
 
-    def _end(self, lease: LiveLease, cause: str) -> list[Dropped]:
+    def _end(self, lease: LiveLease, cause: str, now: float) -> list[Dropped]:
         group = self._groups.by_id.get(lease.group_id)
         held = [m for m in sorted(lease.outstanding) if group and group.slots[m].state is SlotState.LEASED]
         # A slot that is being stored stays with its lease until the disk has answered.
         storing = {m for m in lease.outstanding if group and group.slots[m].state is SlotState.STORING}
-        dropped = [self.take_back(lease, member, cause) for member in held]
+        dropped = [self.take_back(lease, member, cause, now) for member in held]
         lease.outstanding = storing
         return [d for d in dropped if d is not None]

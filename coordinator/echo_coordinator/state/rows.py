@@ -13,7 +13,6 @@ from echo_coordinator.state.groups import DropCause, Group, GroupState, Slot, Sl
 from echo_coordinator.state.leases import LiveLease, StoredVerdict
 from echo_swarm.identity import PeerId
 from echo_swarm.trajectory import Reason, Trajectory, prompt_digest
-from echo_swarm.work import BackendReport, Role
 
 _msgpack: Any = msgpack
 
@@ -306,22 +305,6 @@ def write_counters(db: Connection, rows: Iterable[tuple[str, str, int]]) -> None
 def load_counters(db: Connection) -> list[tuple[str, str, int]]:
     """Return (scope, name, value)."""
     return db.execute("SELECT scope, name, value FROM counters").fetchall()
-
-
-def write_peer(db: Connection, peer: str, role: Role, backend: BackendReport | None, at: float) -> None:
-    """Write that a peer was here."""
-    report = None if backend is None else backend.model_dump_json()
-    db.execute(
-        "INSERT INTO peers VALUES (?, ?, ?, ?, ?) ON CONFLICT (peer) DO UPDATE SET role = excluded.role, "
-        "backend = excluded.backend, last_seen_at = excluded.last_seen_at",
-        (peer, role.value, report, at, at),
-    )
-
-
-def load_peers(db: Connection, most: int) -> list[tuple[PeerId, Role, BackendReport | None, float]]:
-    """Return (peer, role, backend, last seen at, seconds since 1970) of the `most` that said hello last."""
-    rows = db.execute("SELECT peer, role, backend, last_seen_at FROM peers ORDER BY last_seen_at DESC LIMIT ?", (most,))
-    return [(PeerId(p), Role(r), b and BackendReport.model_validate_json(b), at) for p, r, b, at in rows]
 
 
 def set_fact(db: Connection, name: str, value: int) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import anyio
 
-from echo_coordinator.state import rows
 from echo_coordinator.state.intake import Busy
 from echo_coordinator.state.leases import LiveLease
 from echo_coordinator.state.roster import Admission, Node
@@ -99,10 +98,10 @@ class WorkService:
             await anyio.sleep(TRIAL_BEATS * core.settings.beat_s)
             if not core.roster.on_trial(peer, hello.instance):
                 raise RemoteError("identity_in_use", "another process with this key is live")
-        now, wall = core.clock.monotonic_s(), core.clock.wall_s()
+        now = core.clock.monotonic_s()
         if core.roster.admit(peer, hello, now, skew_s):
             core.leases.orphan(peer, now + ORPHAN_BEATS * core.settings.beat_s)
-        await core.committer.execute(lambda db: rows.write_peer(db, peer, hello.role, hello.backend, wall))
+        await core.write_peer(peer, hello.role, hello.backend)
         core.changed.notify()
         manifests = self._published()
         return Welcome(
@@ -123,7 +122,7 @@ class WorkService:
         with anyio.move_on_after(request.wait_s):
             while not (granted := self._grant(peer, request)) and not (core.paused or core.stopping):
                 # No await stands between the look and the wait, so no change is missed.
-                await core.work_changed.wait(request.wait_s)
+                await core.work_changed.wait(request.wait_s, peer)
         if granted:
             await self._write_down(peer, granted)
         return self._lease_reply(peer, request, granted)
@@ -156,9 +155,10 @@ class WorkService:
         """Take leases back."""
         core = self._core
         cause = f"failed: {release.cause}" if release.failed else "released"
-        dropped = core.leases.release(peer, release.lease_ids, cause)
+        now = core.clock.monotonic_s()
+        dropped = core.leases.release(peer, release.lease_ids, cause, now, failed=release.failed)
         if release.leaving:
-            dropped += core.leases.release_all(peer, cause)
+            dropped += core.leases.release_all(peer, cause, now, failed=release.failed)
             core.roster.leave(peer)
             core.changed.notify()
         core.on_dropped(dropped)
@@ -189,24 +189,29 @@ class WorkService:
             peer,
             capacity=request.capacity,
             tokens_per_s=request.tokens_per_s,
-            alone=core.roster.live() == 1,
+            alone=self._is_alone(),
             window=window,
             now=core.clock.monotonic_s(),
             new_id=lambda: secrets.token_bytes(16),
         )
 
+    def _is_alone(self) -> bool:
+        return self._core.roster.live() == 1
+
     async def _write_down(self, peer: PeerId, granted: list[LiveLease]) -> None:
         try:
             await self._core.save()
         except LocalFault:
-            self._core.on_dropped(self._core.leases.release(peer, [g.lease_id for g in granted], "not written"))
+            core, ids = self._core, [lease.lease_id for lease in granted]
+            core.on_dropped(core.leases.release(peer, ids, "not written", core.clock.monotonic_s()))
             raise
 
     def _lease_reply(self, peer: PeerId, request: LeaseRequest, granted: list[LiveLease]) -> LeaseReply:
         # A lease that ended while it was written down (its group was dropped) is left out.
         leases = [lease for lease in granted if lease.outstanding and self._core.leases.get(lease.lease_id)]
         reason = WaitReason.NONE if leases else self._wait_reason(peer, request)
-        calm = reason in (WaitReason.STALENESS_LIMIT, WaitReason.NONE)
+        # In these cases the request was parked, and would be again: no need to stay away.
+        calm = reason in (WaitReason.STALENESS_LIMIT, WaitReason.QUOTA, WaitReason.NONE)
         return LeaseReply(
             leases=tuple(self._to_wire(lease) for lease in leases),
             head_version=self._core.versions.published,
@@ -240,7 +245,8 @@ class WorkService:
             return WaitReason.STARTING
         if core.paused:
             return WaitReason.PAUSED
-        if core.leases.share(peer, capacity=1, tokens_per_s=0, alone=True) == 0:
+        now = core.clock.monotonic_s()
+        if not core.leases.share(peer, capacity=1, tokens_per_s=0, alone=self._is_alone(), now=now):
             return WaitReason.QUOTA
         return WaitReason.STALENESS_LIMIT
 

@@ -4,19 +4,30 @@ import anyio
 
 
 class Signal:
-    """`notify` wakes everybody who waits at that moment."""
+    """`notify` wakes everybody who waits at that moment, `notify_one` those who wait under one name."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
+        self._named: dict[str, anyio.Event] = {}
+        """Of those who waited since the last `notify`."""
 
     def notify(self) -> None:
         """Wake the waiters."""
         self._event.set()
         self._event = anyio.Event()
+        for event in self._named.values():
+            event.set()
+        self._named.clear()
 
-    async def wait(self, timeout_s: float) -> bool:
-        """Wait for the next `notify`. Returns False when `timeout_s` passed without one."""
-        event = self._event
+    def notify_one(self, name: str) -> None:
+        """Wake the waiters of one name."""
+        event = self._named.pop(name, None)
+        if event is not None:
+            event.set()
+
+    async def wait(self, timeout_s: float, name: str | None = None) -> bool:
+        """Wait for the next `notify`, or `notify_one(name)`. Returns False when `timeout_s` passed without one."""
+        event = self._event if name is None else self._named.setdefault(name, anyio.Event())
         with anyio.move_on_after(timeout_s):
             await event.wait()
         return event.is_set()

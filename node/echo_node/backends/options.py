@@ -31,6 +31,21 @@ class TorchOptions(EngineOptions):
     """Never let requests of different submit calls share a forward pass: exact repetition, at the price of speed."""
 
 
+class LlamaCppOptions(EngineOptions):
+    """Settings of the llama.cpp engine."""
+
+    batch: Annotated[int, Field(ge=1, le=256)] = 16
+    """Completions at once; llama.cpp knows no more than 256 sequences."""
+    context: Annotated[int, Field(ge=64, le=1 << 20)] | None = None
+    """Tokens of one completion with its prompt. None: what the run allows. Less saves memory and refuses long ones."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """0: as many as the machine gives this process."""
+    gpu_layers: Annotated[int, Field(ge=-1, le=4096)] = -1
+    """Layers on the GPU, where the build of llama.cpp has one; -1: all of them."""
+    kv: Literal["f32", "f16", "q8_0"] | None = None
+    """Numbers of the key-value memory. None: f32 for a file in f32, else f16."""
+
+
 class ScriptedOptions(EngineOptions):
     """Settings of the scripted engine: lognormal times and lengths."""
 
@@ -43,7 +58,11 @@ class ScriptedOptions(EngineOptions):
     length_sigma: Annotated[float, Field(ge=0, le=4)] = 0.5
 
 
-OPTIONS: dict[str, type[EngineOptions]] = {"torch": TorchOptions, "scripted": ScriptedOptions}
+OPTIONS: dict[str, type[EngineOptions]] = {
+    "torch": TorchOptions,
+    "llama_cpp": LlamaCppOptions,
+    "scripted": ScriptedOptions,
+}
 """The engines there are. `serve.make_engine` knows how to build each."""
 NEEDS: dict[str, tuple[str, ...]] = {"torch": ("torch", "transformers")}
 """Modules an engine imports; the extra of its name installs them (`pip install 'echo-swarm[torch]'`)."""

@@ -79,7 +79,7 @@ class Swarm:
         identity: Identity | None = None,
         invite: Invite | None = None,
         outbound_only: bool = True,
-        first_contact_s: float = 60.0,
+        patience_s: float = 60.0,
         grace_s: float = 2.0,
         restarts: RestartPolicy | None = None,
         max_outbox_bytes: int = 64 << 20,
@@ -98,9 +98,8 @@ class Swarm:
                 open_backend=open_backend or puppet.open,
                 emit=lines.append,
                 restarts=restarts or RestartPolicy(first_delay_s=0.01),
-                first_contact_s=first_contact_s,
             )
-            config = NodeConfig(state_dir=self.folder / name, max_outbox_bytes=max_outbox_bytes)
+            config = NodeConfig(state_dir=self.folder / name, max_outbox_bytes=max_outbox_bytes, patience_s=patience_s)
             node = Node(config, invite or self.coordinator.invite(), seams)
             running = RunningNode(node=node, host=host, puppet=puppet, lines=lines)
 

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from echo_coordinator.state import rows
+from echo_coordinator.state import peer_rows, rows
 from echo_coordinator.state.database import SCHEMA_VERSION, open_database
+from echo_coordinator.state.peer_rows import MAX_IDLE_PEERS
 from echo_coordinator.state.roster import MAX_ENTRIES
 from echo_coordinator.state.run_state import RunFacts, open_run
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.errors import LocalFault
+from echo_swarm.identity import PeerId
 from echo_swarm.work import Role
 
 
@@ -73,9 +75,43 @@ async def test_of_the_peers_there_ever_were_only_as_many_are_remembered_as_the_r
     connection = open_database(tmp_path / "run.sqlite")
     connection.execute("PRAGMA synchronous = OFF")
     for number in range(MAX_ENTRIES + 10):
-        rows.write_peer(connection, f"peer {number}", Role.INFERENCE, None, float(number))
+        peer_rows.write_peer(connection, f"peer {number}", Role.INFERENCE, None, float(number))
     connection.close()
     facts = RunFacts(run_id="ab" * 16, vocabulary_size=10, end_token_ids=(1,))
     async with open_run(tmp_path / "run.sqlite", WorkSettings(), facts) as state:
         nodes = state.core.roster.nodes()
         assert len(nodes) == MAX_ENTRIES and "peer 9" not in {node.peer for node in nodes}
+
+
+@pytest.mark.anyio
+async def test_peers_that_never_delivered_are_forgotten_oldest_first_and_the_sums_of_refusals_stay(tmp_path: Path):
+    path = tmp_path / "run.sqlite"
+    connection = open_database(path)
+    connection.execute("PRAGMA synchronous = OFF")
+    for number in range(MAX_IDLE_PEERS + 10):
+        peer_rows.write_peer(connection, f"peer {number}", Role.INFERENCE, None, float(number))
+    counted = [
+        ("total", "accepted", 5),
+        ("total", "malformed", 7),
+        ("peer 0", "accepted", 5),
+        ("peer 0", "malformed", 1),
+    ]
+    counted += [("peer 1", "malformed", 2), ("strangers", "malformed", 1), ("peer 4000", "malformed", 3)]
+    rows.write_counters(connection, counted)
+    connection.close()
+    facts = RunFacts(run_id="ab" * 16, vocabulary_size=10, end_token_ids=(1,))
+    async with open_run(path, WorkSettings(), facts) as state:
+        await state.core.write_peer(PeerId("newest"), Role.SEEDER, None)
+    for _ in range(2):
+        async with open_run(path, WorkSettings(), facts) as state:
+            await state.core.write_peer(PeerId("newest"), Role.SEEDER, None)
+            assert (state.accepted(), state.rejected()) == (5, {"malformed": 7})
+            assert state.rejected("strangers") == {"malformed": 3}
+            assert state.rejected("peer 1") == {} and state.rejected("peer 4000") == {"malformed": 3}
+            assert (state.accepted("peer 0"), state.rejected("peer 0")) == (5, {"malformed": 1})
+    connection = open_database(path)
+    kept = {peer for (peer,) in connection.execute("SELECT peer FROM peers")}
+    scopes = {scope for (scope,) in connection.execute("SELECT DISTINCT scope FROM counters")}
+    connection.close()
+    assert len(kept) == MAX_IDLE_PEERS + 1 and {"peer 0", "newest", "peer 4000"} <= kept
+    assert "peer 1" not in kept and "peer 1" not in scopes

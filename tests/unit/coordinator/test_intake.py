@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from echo_coordinator.state import rows
-from echo_coordinator.state.fault_quota import BURST
+from echo_coordinator.state.fault_quota import BURST, REPLAY_COST
 from echo_coordinator.state.intake import Busy
 from echo_swarm import codec
 from echo_swarm.envelope import seal
@@ -110,7 +110,7 @@ async def test_work_for_a_group_that_was_closed_is_late(open_state):
         await started(run, 1)
         first, second = run.grant("ann", 3)[0], run.grant("bob")[0]
         await run.state.core.save()
-        run.state.core.on_dropped(run.state.core.leases.release(run.peer("ann"), [first.lease_id], "released"))
+        run.state.core.on_dropped(run.state.core.leases.release(run.peer("ann"), [first.lease_id], "released", 0))
         assert not run.state.core.groups.by_id
         late = run.complete(second, 3, seed=0)
         assert await run.reasons("bob", [late]) == [Reason.LATE]
@@ -195,7 +195,7 @@ async def test_the_completions_of_two_fresh_peers_differ_in_their_seeds(open_sta
         ann, bob = run.grant("ann", 4)[0], run.grant("bob", 4)[0]
         seeds = [run.state.core.seed_of(lease, m) for lease in (ann, bob) for m in lease.attempts]
         assert len(set(seeds)) == 8
-        run.state.core.on_dropped(run.state.core.leases.release(run.peer("bob"), [bob.lease_id], "released"))
+        run.state.core.on_dropped(run.state.core.leases.release(run.peer("bob"), [bob.lease_id], "released", 0))
         (again,) = run.grant("cid")
         seeds += [run.state.core.seed_of(again, m) for m in again.attempts]
         assert len(set(seeds)) == 12
@@ -272,6 +272,40 @@ async def test_a_peer_that_floods_with_junk_is_cut_off_and_others_are_served(ope
             await run.state.intake.submit(run.peer("ann"), b"more")
         assert await run.reasons("bob", [run.complete(lease, 0)]) == [Reason.ACCEPTED]
         assert run.state.rejected() == {"malformed": BURST, "over_quota": 1}
+
+
+@pytest.mark.parametrize("known", ["lease", "refusal"])
+async def test_a_replay_without_end_is_cut_off_and_an_outbox_sent_again_is_not(open_state, known: str):
+    async with open_state() as run:
+        await started(run)
+        (lease, *_) = run.grant("ann", 4)
+        work = [run.complete(lease, member) for member in range(4)]
+        if known == "refusal":
+            work = [trajectory.model_copy(update={"lease_id": b"?" * 16}) for trajectory in work]
+        raw, most = run.sealed("ann", work), int(BURST / REPLAY_COST / 4)
+        first = await run.state.intake.submit(run.peer("ann"), raw)
+        seen = 0
+        with pytest.raises(RemoteError, match="over_quota"):
+            while seen <= most:
+                assert await run.state.intake.submit(run.peer("ann"), raw) == first
+                seen += 1
+        assert most - 8 <= seen <= most
+        run.clock.advance(60)
+        assert await run.state.intake.submit(run.peer("ann"), raw) == first
+        assert sum(run.state.rejected().values()) == (1 if known == "lease" else 5)
+
+
+async def test_refusals_by_a_peers_own_fault_lower_what_it_may_have_in_flight(open_state):
+    async with open_state() as run:
+        await started(run)
+        pace, ann = run.state.core.leases.pace, run.peer("ann")
+        leases = run.grant("ann")
+        await run.state.core.save()
+        assert await run.reasons("ann", [run.complete(leases[0], m) for m in range(4)]) == [Reason.ACCEPTED] * 4
+        shown = pace.allowance(ann, run.clock.monotonic_s())
+        assert shown > run.state.core.settings.probe_members
+        assert await run.reasons("ann", [run.complete(leases[1], 0, seed=0)]) == [Reason.WRONG_SAMPLING]
+        assert pace.allowance(ann, run.clock.monotonic_s()) == shown - 1
 
 
 def _sealed_raw(run, name: str, wire: dict) -> bytes:

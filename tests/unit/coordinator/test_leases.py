@@ -42,6 +42,16 @@ class Book:
             new_id=lambda: next(self.ids),
         )
 
+    def show(self, peer: PeerId, count: int) -> None:
+        """Let a peer have delivered so much in time."""
+        self.book.pace.granted(peer, 1000)
+        for _ in range(count):
+            self.book.pace.accepted(peer, 1.0)
+
+    def oldest(self, peer: PeerId) -> LiveLease:
+        """Return the oldest lease of which a peer holds something."""
+        return next(lease for lease in self.book._leases.values() if lease.peer == peer and lease.outstanding)
+
 
 def members(leases: list[LiveLease]) -> list[tuple[int, list[int]]]:
     return [(lease.group_id, sorted(lease.attempts)) for lease in leases]
@@ -65,14 +75,86 @@ def test_evaluation_comes_before_training_and_is_pinned():
 )
 def test_slow_nodes_get_smaller_shares_and_a_lone_node_all_it_can_take(speed: float, alone: bool, share: int):
     """A completion is taken to be 50 tokens long, a share to last 20 s."""
-    assert sum(len(lease.attempts) for lease in Book().grant(ANN, speed=speed, alone=alone)) == share
+    made = Book()
+    made.show(ANN, 64)
+    assert sum(len(lease.attempts) for lease in made.grant(ANN, speed=speed, alone=alone)) == share
+
+
+def test_a_newcomer_gets_the_probe_whatever_it_claims_and_no_more_by_asking_again():
+    made = Book(train=100)
+    assert sum(len(lease.attempts) for lease in made.grant(ANN, speed=1e6)) == 4
+    assert made.grant(ANN, speed=1e6) == []
+    assert made.book.share(ANN, capacity=1, tokens_per_s=1e6, alone=False, now=0) == 0
+
+
+def test_an_honest_node_with_64_places_has_them_all_filled_after_30_deliveries():
+    made = Book(train=100)
+    delivered = 0
+    while made.book.in_flight(ANN) < 64:
+        (first, *_) = made.grant(ANN, 64 - made.book.in_flight(ANN), speed=1e6) or [made.oldest(ANN)]
+        if made.book.in_flight(ANN) < 64:
+            made.book.delivered(first, min(first.outstanding), 1.0)
+            delivered += 1
+    assert delivered == 30
+
+
+def test_what_one_peer_failed_at_goes_to_others_first_and_comes_back_to_it():
+    made = Book(train=1, lease_s=60)
+    (lease,) = made.grant(ANN, 4, speed=1e6)
+    made.book.release(ANN, [lease.lease_id], "failed", 10, failed=True)
+    assert made.grant(ANN, speed=1e6, now=10) == []
+    assert members(made.grant(BOB, 1, speed=1e6, now=10)) == [(0, [0])]
+    assert members(made.grant(ANN, 1, alone=True, now=10)) == [(0, [1])]
+    assert [len(lease.attempts) for lease in made.grant(ANN, speed=1e6, now=70)] == [1]
+
+
+def test_one_peer_that_fails_at_once_whatever_it_gets_uses_up_one_try_of_a_group():
+    made = Book(train=30, max_attempts=3)
+    for second in range(50):
+        for lease in made.grant(ANN, speed=1e6, now=second):
+            made.book.release(ANN, [lease.lease_id], "failed", second, failed=True)
+    assert {slot.attempt for group in made.groups.by_id.values() for slot in group.slots} <= {0, 1}
+    assert sum(slot.attempt for group in made.groups.by_id.values() for slot in group.slots) <= 4 + 2 + 1
+
+
+def test_work_handed_back_in_time_costs_nothing_and_a_held_lease_does():
+    made = Book(train=20)
+    made.show(ANN, 20)
+    shown = made.book.pace.allowance(ANN, 0)
+    (first, *_) = made.grant(ANN, 8, speed=1e6)
+    made.book.release_all(ANN, "released", 5)
+    assert made.book.pace.allowance(ANN, 5) == shown
+    assert not first.outstanding
+    made.grant(ANN, 8, speed=1e6, now=6)
+    made.book.release_all(ANN, "released", 1000)
+    assert made.book.pace.allowance(ANN, 1000) == shown // 2
+
+
+def test_a_vanished_peer_begins_anew_when_it_comes_back():
+    made = Book(train=20)
+    made.show(ANN, 20)
+    made.grant(ANN, 8, speed=1e6)
+    assert len(made.book.lose(ANN, 10)) == 8
+    assert made.book.pace.allowance(ANN, 10) == 2
+    assert made.book.lose(ANN, 11) == []
+
+
+def test_a_peer_that_took_everything_while_alone_and_delivers_nothing_gives_it_up_to_a_second():
+    made = Book(train=20, lease_s=1000)
+    made.grant(ANN, alone=True)
+    assert made.book.in_flight(ANN) == 80
+    patience = made.book.pace.patience_s
+    assert made.book.expire(patience, alone=False) == []
+    assert made.book.expire(patience + 1, alone=True) == []
+    made.book.expire(patience + 1, alone=False)
+    assert made.book.in_flight(ANN) == 4
 
 
 def test_a_peer_never_has_more_in_flight_than_its_quota():
     made = Book(max_in_flight_per_peer=5)
     assert sum(len(lease.attempts) for lease in made.grant(ANN, alone=True)) == 5
     assert made.grant(ANN, alone=True) == []
-    assert made.book.share(ANN, capacity=1, tokens_per_s=0, alone=True) == 0
+    assert made.book.share(ANN, capacity=1, tokens_per_s=0, alone=True, now=0) == 0
 
 
 def test_a_lease_that_is_not_renewed_returns_its_slots():
@@ -105,8 +187,8 @@ def test_a_beat_cannot_renew_the_lease_of_another_peer():
 def test_a_peer_releases_its_own_leases_only():
     made = Book(train=1)
     (lease,) = made.grant(ANN, alone=True)
-    assert made.book.release(BOB, [lease.lease_id], "released") == []
-    assert len(made.book.release(ANN, [lease.lease_id, lease.lease_id], "released")) == 4
+    assert made.book.release(BOB, [lease.lease_id], "released", 0) == []
+    assert len(made.book.release(ANN, [lease.lease_id, lease.lease_id], "released", 0)) == 4
     assert made.book.in_flight(ANN) == 0
 
 
@@ -114,7 +196,7 @@ def test_a_slot_is_given_up_after_so_many_tries():
     made = Book(train=1, max_attempts=3)
     for _ in range(3):
         (lease,) = made.grant(ANN, 1, alone=True)
-        made.book.release(ANN, [lease.lease_id], "failed")
+        made.book.release(ANN, [lease.lease_id], "failed", 0)
     assert made.groups.by_id[0].slots[0].state is SlotState.VOID
     assert members(made.grant(ANN, alone=True)) == [(0, [1, 2, 3])]
 
@@ -130,6 +212,7 @@ def test_the_leases_of_a_replaced_process_take_no_quota_and_end_soon():
 
 def test_shares_follow_the_length_of_completions():
     made = Book(train=20)
+    made.show(ANN, 64)
     for _ in range(500):
         made.book.learn_length(10)
     assert sum(len(lease.attempts) for lease in made.grant(ANN, speed=10)) == 19

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from echo_swarm import codec
-from echo_swarm.children import Child, describe_exit, last_line, start_child
+from echo_swarm.children import MAX_LOG_BYTES, Child, describe_exit, last_line, start_child
 from echo_swarm.errors import BackendFailed
 
 pytestmark = pytest.mark.anyio
@@ -204,3 +204,12 @@ async def test_the_last_line_of_a_log_is_short_and_never_an_error(tmp_path: Path
     assert last_line(path) == "last words"
     path.write_bytes(b"x" * 10_000)
     assert last_line(path) == "x" * 300
+
+
+async def test_a_log_that_has_grown_large_is_put_aside_when_the_child_starts(tmp_path: Path):
+    log = tmp_path / "logs" / "echo.log"
+    log.parent.mkdir()
+    log.write_bytes(bytes(MAX_LOG_BYTES + 1))
+    async with program("echo", tmp_path):
+        assert log.stat().st_size < MAX_LOG_BYTES
+        assert log.with_name("echo.log.1").stat().st_size == MAX_LOG_BYTES + 1
