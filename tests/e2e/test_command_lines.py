@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from echo_coordinator.commands.start import LOG_BYTES
 from echo_coordinator.config import load_settings
 from echo_coordinator.demo.run_file import to_toml
 from echo_coordinator.run_folder import RunFolder
@@ -161,6 +162,8 @@ def test_an_edit_that_cannot_work_names_the_setting(
     settings = tomllib.loads((made / "run.toml").read_text())
     settings[section] = {**settings.get(section, {}), **change}
     (root / "run.toml").write_text(to_toml(settings))
+    (root / "logs").mkdir()
+    (root / "logs" / "coordinator.log").write_bytes(bytes(LOG_BYTES))
     done = call(COORDINATOR, "start", root, "--plain")
     assert done.code == 2 and named in done.error
     shown = call(COORDINATOR, "status", root, "--json")
@@ -168,6 +171,7 @@ def test_an_edit_that_cannot_work_names_the_setting(
     assert shown.code == told["exit_code"] == 4 and told["error"] == "Unavailable"
     assert "exit code 2, SettingsError" in told["message"] and named in told["message"]
     assert named in (root / "logs" / "coordinator.log").read_text()
+    assert (root / "logs" / "coordinator.log.1").stat().st_size == LOG_BYTES, "put aside"
 
 
 # a run that is running
