@@ -8,7 +8,7 @@ RunManifest      ┘
 import importlib.metadata
 from dataclasses import dataclass
 
-from echo_node.backends.options import OPTIONS, EngineOptions, TorchOptions, read_option
+from echo_node.backends.options import OPTIONS, EngineOptions, LlamaCppOptions, TorchOptions, read_option
 from echo_node.machine import Gpu, Machine, gib, probe
 from echo_node.model_shape import ModelShape
 from echo_swarm.errors import BackendFailed, UsageError
@@ -19,6 +19,12 @@ CPU_BATCH = 32
 GPU_BATCH = 256
 PROCESS_BYTES = 700 << 20
 """Resident memory of a torch child before any model: interpreter, torch, transformers (measured: about 450 MB)."""
+LLAMA_PROCESS_BYTES = 400 << 20
+"""Resident memory of a llama.cpp child before any model, and room for the activations of a pass."""
+LLAMA_PARAMETER_BYTES = 2
+"""A published GGUF file is rarely wider than 16 bits a parameter; mostly it is half of that."""
+_LLAMA_PAGE_TOKENS = 256
+"""llama.cpp rounds each sequence's memory up to this many tokens."""
 USABLE_SHARE = 0.85
 """Of the memory that is free now; the rest is for the person whose machine this is."""
 
@@ -53,6 +59,8 @@ def choose(option: str | None, run: RunManifest, machine: Machine | None = None)
 
     """
     name, options, given = read_option(option)
+    if isinstance(options, LlamaCppOptions):
+        return _choose_llama_cpp(options, "batch" in given, run, machine or probe())
     if not isinstance(options, TorchOptions):
         return BackendChoice(name=name, options=options, text=f"{name}, batch {options.batch}")
     return _choose_torch(options, "batch" in given, run, machine or probe())
@@ -100,6 +108,32 @@ def _choose_torch(options: TorchOptions, fixed: bool, run: RunManifest, machine:
     chosen = options.model_copy(update={"batch": batch, "precision": precision, "device": _device(options, gpu)})
     text = f"torch on {gpu.name if gpu else 'CPU'}, {precision}, batch {batch}: needs {gib(need)} of {gib(available)}"
     return BackendChoice(name="torch", options=chosen, text=text)
+
+
+def _choose_llama_cpp(options: LlamaCppOptions, fixed: bool, run: RunManifest, machine: Machine) -> BackendChoice:
+    shape = ModelShape.parse(run.model_config_json)
+    # Whether the build uses a GPU is known only in the child, which halves the batch where this guess was too high.
+    available = machine.available_bytes
+    if options.gpu_layers:
+        available = max([available, *(gpu.free_bytes for gpu in machine.gpus)])
+    available = int(USABLE_SHARE * available)
+    tokens = options.context or run.max_prompt_tokens + run.max_completion_tokens
+    tokens = -(-tokens // _LLAMA_PAGE_TOKENS) * _LLAMA_PAGE_TOKENS
+    width = {"f32": 4.0, "q8_0": 34 / 32}.get(options.kv or "", 2.0)
+    # Logits are kept twice: where they are computed and where they are read.
+    each = int(shape.cache_numbers_per_token * tokens * width) + shape.vocabulary_rows * 8
+    base = LLAMA_PROCESS_BYTES + run.parameters * LLAMA_PARAMETER_BYTES
+    least = base + each * (options.batch if fixed else 1)
+    if least > available:
+        raise BackendFailed(
+            f"the model does not fit: {run.parameters:,} parameters in 16 bits with a batch of "
+            f"{options.batch if fixed else 1} need {gib(least)}, memory has {gib(available)} to give; "
+            "free some, or run the node on a larger machine"
+        )
+    batch = options.batch if fixed else max(1, min(CPU_BATCH, (available - base) // each))
+    chosen = options.model_copy(update={"batch": batch, "threads": options.threads or machine.cpu_count})
+    text = f"llama_cpp, {chosen.threads} threads, batch {batch}: needs up to {gib(base + batch * each)}"
+    return BackendChoice(name="llama_cpp", options=chosen, text=f"{text} of {gib(available)}")
 
 
 def _largest_batch(shape: ModelShape, run: RunManifest, width: int, available: int, cap: int) -> int:
