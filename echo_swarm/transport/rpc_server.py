@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
+import anyio
 from anyio.abc import ByteStream, TaskGroup
 
 from echo_swarm.codec import Limits
@@ -43,6 +44,8 @@ Method = Callable[[PeerId, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 _KEEPALIVE_S = 5.0
 """A peer whose calls we are working on hears from us this often, also when its share is used up and we do not read."""
+_FINISH_S = 2.0
+"""How long calls that are to be finished may hold up the end of the server."""
 
 
 class RpcServer:
@@ -90,13 +93,25 @@ class RpcServer:
         self._idle_timeout_s = idle_timeout_s
         self._frame_timeout_s = frame_timeout_s
         self._methods: dict[str, Method] = {}
+        self._finished: set[str] = set()
         self._shares: dict[PeerId, Share] = {}
         self._sessions: set[_Session] = set()
-        self._closed = False
+        self.closed = False
+        """Whether it ends."""
 
-    def method(self, name: str, handler: Method) -> None:
-        """Answer calls of `name` with `handler`."""
+    def method(self, name: str, handler: Method, *, finish: bool = False) -> None:
+        """Answer calls of `name` with `handler`.
+
+        Args:
+            name: as the caller gives it.
+            handler: answers.
+            finish: whether a call under way is answered before the server ends, rather than cut off: for one whose
+                effect lasts, so that the caller need not ask again later what became of it.
+
+        """
         self._methods[name] = handler
+        if finish:
+            self._finished.add(name)
 
     async def serve(self) -> None:
         """Accept streams from now on."""
@@ -110,8 +125,11 @@ class RpcServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End all streams and accept no more."""
-        self._closed = True
+        """Accept no more streams, answer what is to be finished, and end all streams."""
+        self.closed = True
+        with anyio.move_on_after(_FINISH_S, shield=True):
+            for session in [session for session in self._sessions if session.unfinished]:
+                await session.settled.wait()
         for session in tuple(self._sessions):
             session.link.end("the server was closed")
 
@@ -122,7 +140,7 @@ class RpcServer:
 
     async def _on_stream(self, stream: ByteStream, peer: PeerId) -> None:
         share = self._shares.get(peer) or Share(max_calls=self._max_calls, max_bytes=self._max_bytes)
-        if self._closed or share.streams >= self._max_streams_per_peer or len(self._sessions) >= self._max_streams:
+        if self.closed or share.streams >= self._max_streams_per_peer or len(self._sessions) >= self._max_streams:
             self.traffic.refused_streams += 1
             return
         self._shares[peer] = share
@@ -157,6 +175,10 @@ class RpcServer:
             return _error(frame.call_id, "internal", "internal error")
         return body
 
+    def is_finished(self, method: str) -> bool:
+        """Whether calls of a method are answered before the server ends."""
+        return method in self._finished
+
     def count(self, peer: PeerId, method: str, bytes_in: int, bytes_out: int) -> None:
         """Count one answered call."""
         name = method if method in self._methods else "unknown"
@@ -188,6 +210,10 @@ class _Session:
         self._share = share
         self._calls = 0
         self._bytes = 0
+        self.unfinished = 0
+        """Calls under way that the end of the server waits for."""
+        self.settled = anyio.Event()
+        """Set once nothing is unfinished after the server was closed, or when the stream has ended."""
         self._keepalive_queued = False
 
     async def run(self) -> None:
@@ -195,6 +221,7 @@ class _Session:
         try:
             await self.link.run(self._on_frame, self._overdue, tick_s=self._server.tick_s)
         finally:
+            self.settled.set()
             self._share.release(self._calls, self._bytes)
             if self.link.malformed:
                 self._server.traffic.malformed_streams += 1
@@ -207,6 +234,7 @@ class _Session:
         await self._share.acquire(size)
         self._calls += 1
         self._bytes += size
+        self.unfinished += self._server.is_finished(frame.subject)
         tasks.start_soon(self._handle, frame, size)
 
     async def _handle(self, frame: Frame, size: int) -> None:
@@ -216,6 +244,9 @@ class _Session:
         def written() -> None:
             self._calls -= 1
             self._bytes -= size
+            self.unfinished -= self._server.is_finished(frame.subject)
+            if self._server.closed and not self.unfinished:
+                self.settled.set()
             self._share.release(1, size)
 
         self.link.outbox.put(body, written)

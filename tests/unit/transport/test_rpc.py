@@ -368,6 +368,64 @@ async def test_calls_of_a_closed_server_fail_and_a_new_server_answers_again() ->
             assert await client.call("echo", {"n": 8}, timeout_s=10) == {"n": 8}
 
 
+async def test_a_server_that_ends_answers_calls_that_are_to_be_finished_and_cuts_the_others_off() -> None:
+    begun, ending = anyio.Event(), anyio.Event()
+    waiting = anyio.Event()
+    came_to: dict[str, Any] = {}
+
+    async def last(peer: PeerId, payload: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        await ending.wait()
+        return payload
+
+    async def long_poll(peer: PeerId, payload: dict[str, Any]) -> dict[str, Any]:
+        waiting.set()
+        await anyio.sleep_forever()
+        return payload
+
+    async with two_hosts() as (_, a, b), make_client(b, a.peer_id) as client:
+
+        async def call(method: str) -> None:
+            try:
+                came_to[method] = await client.call(method, {"n": 1}, timeout_s=30)
+            except PeerUnreachable:
+                came_to[method] = "cut off"
+
+        async def let_go() -> None:
+            ending.set()
+
+        async with anyio.create_task_group() as tasks, make_server(a) as server:
+            server.method("last", last, finish=True)
+            server.method("long_poll", long_poll)
+            tasks.start_soon(call, "last")
+            tasks.start_soon(call, "long_poll")
+            await begun.wait()
+            await waiting.wait()
+            tasks.start_soon(let_go)
+    assert came_to == {"last": {"n": 1}, "long_poll": "cut off"}
+
+
+async def test_a_finished_call_that_hangs_does_not_hold_up_the_end_of_its_server() -> None:
+    begun = anyio.Event()
+
+    async def hang(peer: PeerId, payload: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        await anyio.sleep_forever()
+        return payload
+
+    async with two_hosts() as (_, a, b), make_client(b, a.peer_id) as client, anyio.create_task_group() as tasks:
+
+        async def call() -> None:
+            with pytest.raises(PeerUnreachable):
+                await client.call("hang", {}, timeout_s=30)
+
+        with anyio.fail_after(20):
+            async with make_server(a) as server:
+                server.method("hang", hang, finish=True)
+                tasks.start_soon(call)
+                await begun.wait()
+
+
 async def test_what_the_body_raises_leaves_the_client_as_it_is() -> None:
     async with two_hosts() as (_, a, b), make_server(a):
         with pytest.raises(RemoteError, match="unknown_method"):
