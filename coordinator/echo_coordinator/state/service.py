@@ -81,7 +81,7 @@ class WorkService:
         """Answer the work protocol's methods on `server` (made with `max_request_bytes=MAX_REQUEST_BYTES`)."""
         server.method("hello", typed(Hello, self.hello))
         server.method("lease", typed(LeaseRequest, self.lease))
-        server.method("push", typed(Push, self.push))
+        server.method("push", typed(Push, self.push), finish=True)
         server.method("beat", typed(Beat, self.beat))
         server.method("release", typed(Release, self.release))
         server.method("status", typed(StatusRequest, self.status))
