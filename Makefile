@@ -21,8 +21,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/echo-coordinator demo
 
+# One process for each core; the tests of a file stay together, since they share a swarm.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
