@@ -34,6 +34,7 @@ from echo_coordinator.loops.training import OpenTrainer, Trained, TrainingLoop
 from echo_coordinator.manifests import run_facts, write_run_manifest
 from echo_coordinator.publisher import Publisher
 from echo_coordinator.run_folder import RunFolder
+from echo_coordinator.scoring.items import PROMPT_DEADLINE_S
 from echo_coordinator.scoring.pool import PoolSettings, open_pool
 from echo_coordinator.state.run_state import RunState, open_run
 from echo_coordinator.state.service import MAX_REQUEST_BYTES, Published, WorkService
@@ -255,7 +256,13 @@ def _assemble(
         on_version=on_version,
     )
     reporter = Reporter(
-        settings=settings, state=state, publishing=publishing, training=training, blobs=blobs, recent=[]
+        settings=settings,
+        state=state,
+        publishing=publishing,
+        training=training,
+        blobs=blobs,
+        pool=pool,
+        recent=[],
     )
     reporter.extra_warnings += correction_warnings(settings.objective, settings.work.max_staleness)
     return Coordinator(
@@ -292,6 +299,7 @@ def _pool_settings(folder: RunFolder, settings: RunSettings) -> PoolSettings:
         max_prompt_tokens=settings.environment.max_prompt_tokens,
         size=settings.scoring.processes,
         deadline_s=settings.scoring.deadline_s,
+        prompt_deadline_s=max(PROMPT_DEADLINE_S, settings.scoring.deadline_s),
     )
 
 

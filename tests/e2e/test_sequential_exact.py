@@ -75,6 +75,9 @@ class FunctionScorers:
     def why_skipped(self) -> str:
         return ""
 
+    def held_up(self) -> str:
+        return ""
+
     async def score(self, items: Sequence[ScoreRequest]) -> list[Scored]:
         return [Scored(reward=reward_of(item.token_ids), failure=None, text="") for item in items]
 

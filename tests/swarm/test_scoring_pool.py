@@ -32,6 +32,11 @@ class Counting:
     def prompt(self, split, index):
         if index == 3:
             raise PromptSkipped("three is unlucky")
+        if index in (20, 200, 201, 202) and split == "train":
+            while True:
+                time.sleep(60)
+        if index == 30:
+            os._exit(3)
         return Prompt(text=f"{index} + 1 =")
 
     def reward(self, split, index, completion):
@@ -101,6 +106,54 @@ async def test_prompts_come_tokenised_and_unusable_ones_are_counted(model: Path,
     assert prompts[0].text == "0 + 1 ="
     assert [prompt.index for prompt in held_out] == [0, 1, 2, 4, 5, 6, 7]
     assert pool.skipped == {"three is unlucky": 2, "prompt longer than 8 tokens": 2}
+
+
+async def test_a_prompt_that_hangs_or_kills_its_process_is_left_out_and_no_other(
+    model: Path, counting: str, tmp_path: Path
+) -> None:
+    async with open_pool(settings(model, counting, prompt_deadline_s=1.0), log_dir=tmp_path / "logs") as pool:
+        prompts = await pool.prompts("train", 18, 14)
+        assert pool.replaced == 4
+    assert [prompt.index for prompt in prompts] == [18, 19, *range(21, 30), 31]
+    reasons = " ".join(pool.skipped)
+    assert "longer than 1 s" in reasons and "exit code 3" in reasons and pool.skipped.total() == 2
+
+
+async def test_an_environment_that_makes_no_prompt_at_all_is_an_error(
+    model: Path, counting: str, tmp_path: Path
+) -> None:
+    async with open_pool(settings(model, counting, prompt_deadline_s=0.5), log_dir=tmp_path / "logs") as pool:
+        with pytest.raises(BackendFailed, match=r"could not give prompts.*longer than 0\.5 s"):
+            await pool.prompts("train", 200, 4)
+        assert [prompt.index for prompt in await pool.prompts("train", 0, 1)] == [0]
+
+
+async def test_a_scorer_that_was_stopped_while_it_made_prompts_is_replaced_and_no_prompt_is_lost(
+    model: Path, counting: str, tmp_path: Path
+) -> None:
+    async with open_pool(settings(model, counting, prompt_deadline_s=1.0), log_dir=tmp_path / "logs") as pool:
+        (before,) = pool.pids
+        psutil.Process(before).suspend()
+        prompts = await pool.prompts("train", 4, 8)
+        assert pool.replaced == 1 and pool.held_up() == ""
+    assert [prompt.index for prompt in prompts] == list(range(4, 12)) and not pool.skipped
+    assert not psutil.pid_exists(before)
+
+
+async def test_a_prompt_that_takes_long_is_told(
+    model: Path, counting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("echo_coordinator.scoring.pool.SLOW_S", 0.0)
+    async with (
+        open_pool(settings(model, counting, prompt_deadline_s=60.0), log_dir=tmp_path / "logs") as pool,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(pool.prompts, "train", 19, 2)
+        with anyio.fail_after(30):
+            while not pool.held_up().startswith("train prompt 20 has been in the making for"):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        assert pool.held_up().endswith("replaced after 60 s")
+        tasks.cancel_scope.cancel()
 
 
 async def test_scores_come_from_the_environment_alone(model: Path, counting: str, tmp_path: Path) -> None:

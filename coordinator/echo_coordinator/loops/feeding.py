@@ -33,6 +33,10 @@ class Scorers(Protocol):
         """Return the most common reason for leaving prompts out, empty if none was."""
         ...
 
+    def held_up(self) -> str:
+        """Return what takes unusually long to make, for the status; empty if nothing does."""
+        ...
+
     async def score(self, items: Sequence[ScoreRequest]) -> list[Scored]:
         """Return one result for each item, in order."""
         ...

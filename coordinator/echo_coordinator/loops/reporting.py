@@ -3,6 +3,7 @@
 from typing import Any, Literal, cast
 
 from echo_coordinator.config import RunSettings
+from echo_coordinator.loops.feeding import Scorers
 from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.loops.training import TrainingLoop
 from echo_coordinator.state.batch import UpdateRecord
@@ -37,6 +38,7 @@ class Reporter:
         publishing: Publishing,
         training: TrainingLoop,
         blobs: BlobServer,
+        pool: Scorers,
         recent: list[UpdateRecord],
     ) -> None:
         self._settings = settings
@@ -44,6 +46,7 @@ class Reporter:
         self._publishing = publishing
         self._training = training
         self._blobs = blobs
+        self._pool = pool
         self._started = state.core.clock.monotonic_s()
         self.recent = recent
         """Newest last."""
@@ -91,8 +94,12 @@ class Reporter:
             ],
             bytes_served_coordinator=self._blobs.bytes_served,
             bytes_served_peers=min(MAX_COUNT, sum(node.bytes_served for node in nodes)),
-            warnings=_shortened([*self.extra_warnings, *self._of_last_update(), *state.warnings()]),
+            warnings=_shortened([*self.extra_warnings, *self._of_pool(), *self._of_last_update(), *state.warnings()]),
         )
+
+    def _of_pool(self) -> list[str]:
+        words = self._pool.held_up()
+        return [words] if words else []
 
     def _of_last_update(self) -> list[str]:
         """Return what the newest update warned of."""

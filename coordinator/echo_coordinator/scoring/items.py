@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+PROMPT_DEADLINE_S = 30.0
+"""At least; some tasks search for a puzzle with one solution."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
@@ -19,6 +22,8 @@ class PoolSettings:
     """Child processes."""
     deadline_s: float = 30.0
     """For one completion."""
+    prompt_deadline_s: float = PROMPT_DEADLINE_S
+    """For one prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

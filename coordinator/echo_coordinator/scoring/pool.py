@@ -1,4 +1,4 @@
-"""A pool of scorer children with a hard deadline for each completion.
+"""A pool of scorer children with a hard deadline for each completion and each prompt.
 
     prompts() ─┐                       ┌─► slot 0 ─► child
     score() ───┴► jobs (queue of 0) ───┼─► slot 1 ─► child      a slot replaces its child when that hangs or dies
@@ -7,7 +7,9 @@
 The queue holds nothing: callers wait until a slot takes their job, and a batch is cut into jobs of at most JOB_ITEMS,
 so that slots share it. A child answers item by item, so the first item without an answer is the culprit. One that runs
 past the deadline is given up at once, since it would again; one whose child died is tried TRIES times, alone after the
-first. The rest of its job goes to the new child. A child that fails to start START_TRIES times in a row ends the pool.
+first. The rest of its job goes to the new child. A prompt that cannot be made is tried twice, since prompts must not
+depend on a child that was stopped by chance, and then left out; LOST_PROMPTS of them in a row end the pool's caller.
+A child that fails to start START_TRIES times in a row ends the pool.
 """
 
 import logging
@@ -17,7 +19,6 @@ import signal
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from echo_coordinator.scoring.items import Opened, PoolSettings, Prompt, Scored, ScoreRequest
+from echo_coordinator.scoring.job import Job
 from echo_swarm.children import Child, start_child
 from echo_swarm.errors import BackendFailed, EchoError, SettingsError
 
@@ -36,28 +38,14 @@ START_TRIES = 3
 RESTART_PAUSE_S = 0.2
 OPEN_S = 120.0
 """For importing libraries and reading a data set."""
-PROMPTS_S = 120.0
-"""For PROMPTS_AT_ONCE prompts; some tasks search for a puzzle with one solution."""
 PROMPTS_AT_ONCE = 64
+PROMPT_TRIES = 2
+LOST_PROMPTS = 3
+SLOW_S = 5.0
+"""A prompt that takes longer is worth a word in the status."""
 MODULE = "echo_coordinator.scoring.worker"
 
 __all__ = ["Opened", "PoolSettings", "Prompt", "ScoreRequest", "Scored", "ScorerPool", "open_pool"]
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Job:
-    """Work for one child: either a stretch of prompts or up to JOB_ITEMS completions."""
-
-    request: dict[str, Any]
-    """The frame, for prompts."""
-    items: Sequence[ScoreRequest] = ()
-    waiting: list[int] = field(default_factory=list[int])
-    """Positions in `items` without a result, the ones to be tried next first."""
-    tries: Counter[int] = field(default_factory=Counter[int])
-    results: dict[int, Scored] = field(default_factory=dict[int, Scored])
-    reply: dict[str, Any] | None = None
-    error: EchoError | None = None
-    done: anyio.Event = field(default_factory=anyio.Event)
 
 
 class ScorerPool:
@@ -73,8 +61,12 @@ class ScorerPool:
         """Children that hung or died."""
         self.opened: Opened
         self._log_dir = log_dir
+        self._making: dict[int, tuple[str, float]] = {}
+        """Process id of a child → the prompt it makes, and since when."""
+        self._lost_prompts = 0
+        """In a row."""
         self._children: dict[int, int] = {}
-        self._send, self._receive = anyio.create_memory_object_stream[_Job](0)
+        self._send, self._receive = anyio.create_memory_object_stream[Job](0)
         self._failed: EchoError | None = None
         self._broken = anyio.Event()
         self._first_open = anyio.Event()
@@ -95,14 +87,23 @@ class ScorerPool:
         found: list[Prompt] = []
         for begin in range(start, start + count, PROMPTS_AT_ONCE):
             length = min(PROMPTS_AT_ONCE, start + count - begin)
-            job = _Job(request={"op": "prompts", "split": str(split), "start": begin, "count": length})
+            job = Job(split=str(split), start=begin, stop=begin + length)
             await self._finish([job])
-            assert job.reply is not None
-            found.extend(Prompt(**prompt) for prompt in job.reply["prompts"])
-            for skipped in job.reply["skipped"]:
-                self.skipped[skipped["reason"]] += 1
-                log.debug("%s prompt %d left out: %s", split, skipped["index"], skipped["reason"])
+            for frame in job.made:
+                if "reason" in frame:
+                    self.skipped[frame["reason"]] += 1
+                    log.debug("%s prompt %d left out: %s", split, frame["index"], frame["reason"])
+                else:
+                    found.append(Prompt(index=frame["index"], prompt_ids=frame["prompt_ids"], text=frame["text"]))
         return found
+
+    def held_up(self) -> str:
+        """Return what takes unusually long to make, for the status; empty if nothing does."""
+        oldest = min(self._making.values(), default=None, key=lambda making: making[1])
+        if oldest is None or (taken_s := anyio.current_time() - oldest[1]) < SLOW_S:
+            return ""
+        limit_s = self.settings.prompt_deadline_s
+        return f"{oldest[0]} has been in the making for {taken_s:.0f} s; its scorer is replaced after {limit_s:g} s"
 
     def why_skipped(self) -> str:
         """Return the most common reason for leaving prompts out, empty if none was."""
@@ -117,7 +118,7 @@ class ScorerPool:
         """
         length = max(1, min(JOB_ITEMS, math.ceil(len(items) / self.settings.size)))
         jobs = [
-            _Job(request={"op": "score"}, items=part, waiting=list(range(len(part))))
+            Job(items=part, waiting=list(range(len(part))))
             for part in (items[begin : begin + length] for begin in range(0, len(items), length))
         ]
         await self._finish(jobs)
@@ -125,8 +126,8 @@ class ScorerPool:
         self.failures += sum(result.reward is None for result in results)
         return results
 
-    async def _finish(self, jobs: list[_Job]) -> None:
-        async def one(job: _Job) -> None:
+    async def _finish(self, jobs: list[Job]) -> None:
+        async def one(job: Job) -> None:
             await self._send.send(job)
             await job.done.wait()
 
@@ -161,7 +162,7 @@ class ScorerPool:
 
     async def _run_slot(self, slot: int) -> None:
         """Keep one child alive and feed it jobs, until the pool closes or fails."""
-        job: _Job | None = None
+        job: Job | None = None
         starts = 0
         try:
             while not self._broken.is_set():
@@ -212,7 +213,7 @@ class ScorerPool:
         reply.pop("op")
         self.opened = Opened(**reply, end_token_ids=end_token_ids)
 
-    async def _work(self, child: Child, job: _Job | None) -> _Job | None:
+    async def _work(self, child: Child, job: Job | None) -> Job | None:
         """Run jobs, `job` first. Return when the child must be replaced, with the job that it left unfinished."""
         while True:
             job = job or await self._receive.receive()
@@ -220,25 +221,46 @@ class ScorerPool:
                 healthy = await (self._score(child, job) if job.items else self._prompts(child, job))
             except SettingsError as e:
                 job.error, healthy = e, True
-            if job.error is not None or (not job.waiting and (job.items or job.reply)):
+            if job.error is not None or job.complete:
                 job.done.set()
                 job = None
             if not healthy:
                 return job
 
-    async def _prompts(self, child: Child, job: _Job) -> bool:
+    async def _prompts(self, child: Child, job: Job) -> bool:
+        """Make what is missing. Returns False when the child hung or died; the culprit is dealt with."""
+        request = {"op": "prompts", "split": job.split, "start": job.start, "count": job.stop - job.start}
         try:
-            await child.send(job.request)
-            job.reply = _checked(await child.receive(timeout_s=PROMPTS_S))
-        except BackendFailed as e:
+            await child.send(request)
+            while True:
+                self._making[child.pid] = f"{job.split} prompt {job.start}", anyio.current_time()
+                frame = await self._answer(child, self.settings.prompt_deadline_s)
+                if frame["op"] == "end":
+                    job.start = job.stop
+                    return True
+                job.made.append(frame)
+                job.start += 1
+                self._lost_prompts = 0
+        except (_Deadline, BackendFailed) as e:
             kill(child)
-            job.tries[0] += 1
-            if job.tries[0] >= TRIES:
-                job.error = BackendFailed(f"the environment could not give prompts: {e}")
+            self._blame(job, str(e) or f"a prompt took longer than {self.settings.prompt_deadline_s:g} s to make")
             return False
-        return True
+        finally:
+            self._making.pop(child.pid, None)
 
-    async def _score(self, child: Child, job: _Job) -> bool:
+    def _blame(self, job: Job, reason: str) -> None:
+        """Count a try of the next prompt; leave it out after PROMPT_TRIES."""
+        log.warning("%s prompt %d could not be made, its scorer is replaced: %s", job.split, job.start, reason)
+        job.tries[job.start] += 1
+        if job.tries[job.start] < PROMPT_TRIES:
+            return
+        self._lost_prompts += 1
+        if self._lost_prompts >= LOST_PROMPTS:
+            job.error = BackendFailed(f"the environment could not give prompts: {reason}")
+        job.made.append({"index": job.start, "reason": reason})
+        job.start += 1
+
+    async def _score(self, child: Child, job: Job) -> bool:
         """Score what is waiting. Returns False when the child hung or died; the culprit is dealt with."""
         # Whatever has brought down a child before is tried last and alone.
         batch = [position for position in job.waiting if not job.tries[position]] or job.waiting[:1]
@@ -248,7 +270,7 @@ class ScorerPool:
         try:
             await child.send({"op": "score", "items": frames})
             for position in batch:
-                reply = await self._answer(child)
+                reply = await self._answer(child, self.settings.deadline_s)
                 job.results[position] = Scored(reward=reply["reward"], failure=reply["failure"], text=reply["text"])
                 job.waiting.remove(position)
                 answered += 1
@@ -265,13 +287,13 @@ class ScorerPool:
             return False
         return True
 
-    async def _answer(self, child: Child) -> dict[str, Any]:
+    async def _answer(self, child: Child, deadline_s: float) -> dict[str, Any]:
         # Ours is the shorter wait, so that a deadline and a dead child can be told apart.
-        with anyio.move_on_after(self.settings.deadline_s):
-            return _checked(await child.receive(timeout_s=math.ceil(self.settings.deadline_s) + 60.0))
+        with anyio.move_on_after(deadline_s):
+            return _checked(await child.receive(timeout_s=math.ceil(deadline_s) + 60.0))
         raise _Deadline
 
-    def _give_up(self, job: _Job, position: int, reason: str) -> None:
+    def _give_up(self, job: Job, position: int, reason: str) -> None:
         job.waiting.remove(position)
         job.results[position] = Scored(reward=None, failure=reason, text="")
 

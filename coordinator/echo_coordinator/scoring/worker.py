@@ -1,20 +1,22 @@
 """The scorer child: one environment and one tokenizer, behind frames. Run as `python -m` this module by `pool`.
 
     open     model_dir, environment, settings, max_prompt_tokens   → opened   eval_size, train_size, end_token_ids, …
-    prompts  split, start, count                                   → prompts  prompts [{index, prompt_ids, text}],
-                                                                              skipped [{index, reason}]
+    prompts  split, start, count                                   → made     one frame an index, in order: index, and
+                                                                              prompt_ids, text, or reason (left out)
+                                                                   → end      after the last
     score    items [{split, index, token_ids}]                     → scored   one frame an item, in order:
                                                                               position, reward, failure, text
     any      what cannot work                                      → error    text, settings (whether a person can
                                                                               mend it in run.toml)
 
-Verifiers run in the main thread, since some use SIGALRM. One frame an item tells the parent which item hangs. There is
+Verifiers run in the main thread, since some use SIGALRM. One frame an item tells the parent which one hangs. There is
 no place for a claim of the worker that sampled: text is made from ids here, and rewards come from the verifier alone.
 """
 
 import logging
 import math
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,6 +61,9 @@ class Worker:
         environment = open_environment(message["environment"], message["settings"])
         self._environment, self._tokenizer = environment, tokenizer
         self._max_prompt_tokens = message["max_prompt_tokens"]
+        # Environments do some of their reading at the first prompt, which would count against that prompt's deadline.
+        with suppress(PromptSkipped, IndexError):
+            environment.prompt(Split.TRAIN, 0)
         self._reply(
             "opened",
             eval_size=environment.size(Split.EVAL),
@@ -69,26 +74,26 @@ class Worker:
         )
 
     def _prompts(self, message: dict[str, Any]) -> None:
-        environment, tokenizer = self._opened()
+        environment, _ = self._opened()
         split = Split(message["split"])
         size = environment.size(split)
         stop = message["start"] + message["count"]
-        found: list[dict[str, Any]] = []
-        skipped: list[dict[str, Any]] = []
         for index in range(message["start"], stop if size is None else min(stop, size)):
             try:
-                prompt = environment.prompt(split, index)
-                ids = tokenizer.encode(prompt)
-                if not ids or len(ids) > self._max_prompt_tokens:
-                    raise PromptSkipped(
-                        f"prompt longer than {self._max_prompt_tokens} tokens" if ids else "empty prompt"
-                    )
+                prompt_ids, text = self._make(split, index)
             except PromptSkipped as e:
-                skipped.append({"index": index, "reason": str(e)})
-                continue
-            text = tokenizer.render(prompt)[:MAX_TEXT_CHARS]
-            found.append({"index": index, "prompt_ids": codec.pack_u32(ids), "text": text})
-        self._reply("prompts", prompts=found, skipped=skipped)
+                self._reply("made", index=index, reason=str(e) or "no reason was given")
+            else:
+                self._reply("made", index=index, prompt_ids=prompt_ids, text=text)
+        self._reply("end")
+
+    def _make(self, split: Split, index: int) -> tuple[bytes, str]:
+        environment, tokenizer = self._opened()
+        prompt = environment.prompt(split, index)
+        ids = tokenizer.encode(prompt)
+        if not ids or len(ids) > self._max_prompt_tokens:
+            raise PromptSkipped(f"prompt longer than {self._max_prompt_tokens} tokens" if ids else "empty prompt")
+        return codec.pack_u32(ids), tokenizer.render(prompt)[:MAX_TEXT_CHARS]
 
     def _score(self, message: dict[str, Any]) -> None:
         for position, item in enumerate(message["items"]):

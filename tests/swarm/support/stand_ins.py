@@ -184,6 +184,9 @@ class StandInScorers:
     def why_skipped(self) -> str:
         return ""
 
+    def held_up(self) -> str:
+        return ""
+
     async def prompts(self, split: str, start: int, count: int) -> list[Prompt]:
         indices = range(start, start + count)
         return [Prompt(index=i, prompt_ids=pack_u32([1, i % VOCABULARY, i // VOCABULARY]), text="") for i in indices]
