@@ -203,6 +203,28 @@ async def test_a_request_for_work_waits_until_there_is_some(tmp_path: Path):
         assert [lease.group_id for lease in replies[0].leases] == [0]
 
 
+async def test_a_node_whose_allowance_is_full_is_told_so_and_gets_more_when_its_own_work_is_taken(tmp_path: Path):
+    async with running(tmp_path, beat_s=30.0, max_staleness=3, groups_per_update=4) as swarm:
+        ann, bob = await swarm.peer("ann"), await swarm.peer("bob")
+        await ann.hello()
+        await bob.hello()
+        await swarm.start(groups=16)
+        first = (await ann.lease()).leases
+        assert [len(lease.members) for lease in first] == [4]
+        refused = await ann.lease()
+        assert (refused.leases, refused.wait_reason, refused.retry_after_s) == ((), WaitReason.QUOTA, 0.0)
+        replies: list[LeaseReply] = []
+
+        async def ask() -> None:
+            replies.append(await ann.lease(wait_s=20))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            assert await ann.push(first) == [Reason.ACCEPTED] * 4
+        assert sum(len(lease.members) for lease in replies[0].leases) == 12
+
+
 @pytest.mark.parametrize("reason", ["staleness_limit", "paused", "stopping", "finished", "starting", "quota"])
 async def test_a_node_without_work_is_told_why(tmp_path: Path, reason: str):
     async with running(tmp_path, max_in_flight_per_peer=4) as swarm:

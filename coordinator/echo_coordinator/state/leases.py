@@ -176,13 +176,17 @@ class LeaseBook:
         return [dropped for lease in lost for dropped in self._end(lease, "unnamed", now)]
 
     def expire(self, now: float, *, alone: bool = True) -> list[Dropped]:
-        """Take back the slots of leases whose deadline has passed, and of old ones beyond a peer's allowance.
+        """Take back the slots of leases whose deadline has passed, and earlier what keeps others waiting.
 
-        The latter happens to a peer that was `alone`, took all there was, and showed too little for it since.
+        That is, while a peer is not `alone`: old leases beyond its allowance (it was alone, took all there was and
+        showed too little since); and while no slot is open, leases twice as old if nothing came from their peer
+        since, and four times as old whatever came.
         """
         overdue = [lease for lease in self._leases.values() if lease.outstanding and now >= lease.deadline]
         if not alone:
-            overdue += [lease for peer in self._of_peer for lease in self._excess(peer, now)]
+            starving = not any(group.members(SlotState.OPEN) for group in self._candidates())
+            stuck = [lease for peer in self._of_peer for lease in self._stuck(peer, now, starving)]
+            overdue += [lease for lease in stuck if now < lease.deadline]
         for peer in {lease.peer: None for lease in overdue}:
             self.pace.expired(peer, now)
         return [dropped for lease in overdue for dropped in self._end(lease, "expired", now)]
@@ -218,7 +222,7 @@ class LeaseBook:
     def delivered(self, lease: LiveLease, member: int, now: float) -> None:
         """Note that an accepted completion of a lease is on disk."""
         lease.outstanding.discard(member)
-        self.pace.accepted(lease.peer, now - lease.granted_at)
+        self.pace.accepted(lease.peer, lease.granted_at, now)
 
     def orphan(self, peer: PeerId, deadline: float) -> None:
         """Let a replaced process's leases run out by `deadline`, unless its successor still pushes their results."""
@@ -252,15 +256,17 @@ class LeaseBook:
     def _held(self, peer: PeerId) -> Iterator[LiveLease]:
         return (self._leases[lease_id] for lease_id in self._of_peer.get(peer, ()))
 
-    def _excess(self, peer: PeerId, now: float) -> list[LiveLease]:
+    def _stuck(self, peer: PeerId, now: float, starving: bool) -> Iterator[LiveLease]:
+        patience_s = self.pace.patience_s
         excess = self.in_flight(peer) - max(self.pace.allowance(peer, now), self._settings.probe_members)
-        old: list[LiveLease] = []
         for lease in self._held(peer):
-            held = lease.outstanding and not lease.orphaned and now < lease.deadline
-            if excess > 0 and held and lease.granted_at < now - self.pace.patience_s:
-                old.append(lease)
+            age_s = now - lease.granted_at
+            if not lease.outstanding or lease.orphaned or age_s <= patience_s:
+                continue
+            silent = not self.pace.has_delivered_since(peer, lease.granted_at)
+            if excess > 0 or (starving and age_s > patience_s * (2 if silent else 4)):
                 excess -= len(lease.outstanding)
-        return old
+                yield lease
 
     def _pieces(self, peer: PeerId, left: int, alone: bool, now: float) -> Iterator[tuple[Group, list[int]]]:
         """Cut up to `left` open slots into the parts of a group that a lease can cover."""

@@ -14,6 +14,7 @@ could never fill its places.
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from math import inf
 
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.identity import PeerId
@@ -38,6 +39,7 @@ class _Shown:
     failures: int = 0
     """In a row: nothing accepted in between."""
     failed_at: float = 0.0
+    accepted_at: float = -inf
 
 
 class Pace:
@@ -74,13 +76,19 @@ class Pace:
         """Note what a peer has in flight after a grant."""
         self._of(peer).peak = in_flight
 
-    def accepted(self, peer: PeerId, took_s: float) -> None:
-        """Note an accepted completion, `took_s` seconds after its grant."""
+    def has_delivered_since(self, peer: PeerId, since: float) -> bool:
+        """Whether anything of a peer was accepted at `since` or later."""
+        shown = self._shown.get(peer)
+        return shown is not None and shown.accepted_at >= since
+
+    def accepted(self, peer: PeerId, granted_at: float, now: float) -> None:
+        """Note an accepted completion of a lease granted then."""
+        took_s = now - granted_at
         in_time = took_s <= self.patience_s or not self._taken
         self._taken += 1
         self._mean_s += max(_LEAST_WEIGHT, 1 / self._taken) * (took_s - self._mean_s)
         shown, probe = self._of(peer), self._settings.probe_members
-        shown.failures = 0
+        shown.failures, shown.accepted_at = 0, now
         shown.window = max(shown.window, probe)
         if not in_time:
             shown.window = max(probe, shown.window - GROWTH)

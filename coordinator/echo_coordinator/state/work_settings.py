@@ -51,9 +51,11 @@ class WorkSettings(BaseModel):
     lease_max_s: float = Field(default=1800.0, gt=0, le=86_400)
     """No beat keeps a lease alive for longer than this in all."""
     lease_target_s: float = Field(default=20.0, gt=0)
-    """A node gets about as much as it says to sample in this time."""
+    """A node gets at once about as much as it says to sample in this time. Work that takes four times as long, and four
+    times as long as the run's mean, counts as late: the node may hold less."""
     probe_members: int = Field(default=4, ge=1)
-    """Completions for a node that has not measured its speed, while others could take them too."""
+    """Completions that a node may hold before it has delivered any, while others could take them too. What it delivers
+    raises this, what it fails to deliver lowers it."""
     beat_s: float = Field(default=3.0, gt=0, le=600)
     """Nodes report this often; one silent for three beats is gone."""
     max_in_flight_per_peer: int = Field(default=4096, ge=1)

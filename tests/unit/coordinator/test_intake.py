@@ -6,7 +6,7 @@ import tracemalloc
 import anyio
 import pytest
 
-from echo_coordinator.state import rows
+from echo_coordinator.state import fault_quota, rows
 from echo_coordinator.state.fault_quota import BURST, REPLAY_COST
 from echo_coordinator.state.intake import Busy
 from echo_swarm import codec
@@ -275,14 +275,15 @@ async def test_a_peer_that_floods_with_junk_is_cut_off_and_others_are_served(ope
 
 
 @pytest.mark.parametrize("known", ["lease", "refusal"])
-async def test_a_replay_without_end_is_cut_off_and_an_outbox_sent_again_is_not(open_state, known: str):
+async def test_a_replay_without_end_is_cut_off_and_an_outbox_sent_again_is_not(open_state, monkeypatch, known: str):
+    monkeypatch.setattr(fault_quota, "BURST", 16)
     async with open_state() as run:
         await started(run)
         (lease, *_) = run.grant("ann", 4)
         work = [run.complete(lease, member) for member in range(4)]
         if known == "refusal":
             work = [trajectory.model_copy(update={"lease_id": b"?" * 16}) for trajectory in work]
-        raw, most = run.sealed("ann", work), int(BURST / REPLAY_COST / 4)
+        raw, most = run.sealed("ann", work), int(16 / REPLAY_COST / 4)
         first = await run.state.intake.submit(run.peer("ann"), raw)
         seen = 0
         with pytest.raises(RemoteError, match="over_quota"):

@@ -46,7 +46,7 @@ class Book:
         """Let a peer have delivered so much in time."""
         self.book.pace.granted(peer, 1000)
         for _ in range(count):
-            self.book.pace.accepted(peer, 1.0)
+            self.book.pace.accepted(peer, 0.0, 1.0)
 
     def oldest(self, peer: PeerId) -> LiveLease:
         """Return the oldest lease of which a peer holds something."""
@@ -148,6 +148,22 @@ def test_a_peer_that_took_everything_while_alone_and_delivers_nothing_gives_it_u
     assert made.book.expire(patience + 1, alone=True) == []
     made.book.expire(patience + 1, alone=False)
     assert made.book.in_flight(ANN) == 4
+
+
+def test_what_a_silent_peer_holds_is_taken_back_when_others_have_nothing_left_to_do():
+    made = Book(train=1, lease_s=1000)
+    made.grant(ANN, 2, speed=1e6)
+    patience = made.book.pace.patience_s
+    assert made.book.expire(2 * patience + 1, alone=False) == []
+    (busy,) = made.grant(BOB, 2, speed=1e6)
+    made.book.delivered(busy, 2, 1.0)
+    assert made.book.expire(2 * patience, alone=False) == []
+    assert made.book.expire(2 * patience + 1, alone=True) == []
+    (kept,) = [lease for lease in made.book._leases.values() if lease.peer == BOB]
+    made.book.renew(BOB, [kept.lease_id], 2 * patience)
+    dropped = made.book.expire(2 * patience + 1, alone=False)
+    assert [(drop.peer, drop.member, drop.cause) for drop in dropped] == [(ANN, 0, "expired"), (ANN, 1, "expired")]
+    assert made.book.in_flight(BOB) == 1
 
 
 def test_a_peer_never_has_more_in_flight_than_its_quota():

@@ -16,7 +16,7 @@ def made(**settings: object) -> Pace:
 
 def deliver(pace: Pace, peer: PeerId, count: int, took_s: float = 1.0) -> None:
     for _ in range(count):
-        pace.accepted(peer, took_s)
+        pace.accepted(peer, 0.0, took_s)
 
 
 def rounds(pace: Pace, peer: PeerId, places: int, count: int, took_s: float = 1.0) -> list[int]:
@@ -85,7 +85,7 @@ def test_an_accepted_completion_ends_the_row_of_failures():
     for _ in range(5):
         pace.expired(ANN, 0.0)
     pace.granted(ANN, 1)
-    pace.accepted(ANN, 1.0)
+    pace.accepted(ANN, 0.0, 1.0)
     assert pace.allowance(ANN, 0.0) == PROBE
     assert pace.longest_s(ANN) == 1800
 
