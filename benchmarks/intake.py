@@ -84,6 +84,7 @@ def settings(groups: int) -> WorkSettings:
         lease_s=3600,
         lease_max_s=3600,
         max_in_flight_per_peer=1 << 20,
+        probe_members=1 << 20,  # All is leased before anything is pushed.
         buffer_bytes=1 << 40,
     )
 

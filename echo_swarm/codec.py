@@ -213,14 +213,19 @@ def _nested(data: bytes, position: int) -> tuple[int, int]:
     return each * int.from_bytes(data[position + 1 : start]), start
 
 
+_NESTED: tuple[type[object], ...] = (dict, list, tuple)
+
+
 def _sorted(value: object) -> object:
+    # A call for each leaf would cost more than the packing.
     if isinstance(value, dict):
         items = cast("dict[object, object]", value)
         for key in items:
             if not isinstance(key, str):
                 raise TypeError(f"map key of type {type(key).__name__}, expected a string")
         named = cast("dict[str, object]", value)
-        return {key: _sorted(named[key]) for key in sorted(named)}
+        return {key: _sorted(item) if isinstance(item := named[key], _NESTED) else item for key in sorted(named)}
     if isinstance(value, (list, tuple)):
-        return [_sorted(item) for item in cast("list[object]", value)]
+        members = cast("list[object]", value)
+        return [_sorted(item) if isinstance(item, _NESTED) else item for item in members]
     return value

@@ -5,6 +5,7 @@ created with mode 0600 and refused when others can read it.
 """
 
 import contextlib
+import functools
 import os
 import secrets
 import stat
@@ -61,6 +62,7 @@ class Identity:
         return self.private_key.sign(message)
 
 
+@functools.lru_cache(maxsize=4096)
 def peer_id_of(public_key: bytes) -> PeerId:
     """Return the peer id of a 32-byte public key."""
     return PeerId(base58.b58encode(_PEER_ID_PREFIX + public_key).decode())
