@@ -106,6 +106,7 @@ def test_init_makes_settings_that_load_a_private_key_and_a_model(made: Path):
         ({"--environment": "reasoning_gym:chain_sums"}, "did you mean chain_sum"),
         ({"--environment": "reasoning_jim:chain_sum"}, "reasoning_gym"),
         ({"--environment": "jsonl:no-such-file"}, "no file 'no-such-file'"),
+        ({"--environment": "jsonl:/dev/null"}, "no file '/dev/null'"),
         ({"--mode": "both"}, "async or sequential"),
         ({"--name": "x" * 65}, "run.name"),
     ],
@@ -121,6 +122,18 @@ def test_an_init_that_cannot_work_is_one_line_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "0 different prompts"), ('{"prompt": "a", "answer": 1}\n{"question": "b"}\n', "questions:2:")],
+)
+def test_init_refuses_a_file_of_questions_that_cannot_be_asked(model: Path, tmp_path: Path, text: str, said: str):
+    data = tmp_path / "questions"
+    data.write_text(text)
+    done = call(COORDINATOR, "init", tmp_path / "run", "--model", model, "--environment", f"jsonl:{data}")
+    assert done.code == 2 and said in done.error and 'expected on each line: {"prompt":' in done.error
+    assert list(tmp_path.iterdir()) == [data]
+
+
 def test_init_does_not_touch_a_folder_in_use(made: Path, model: Path):
     before = (made / "run.toml").read_bytes()
     done = call(COORDINATOR, "init", made, "--model", model, "--environment", CHAIN_SUM)
@@ -131,7 +144,7 @@ def test_init_does_not_touch_a_folder_in_use(made: Path, model: Path):
 def test_init_fills_the_empty_folder_one_is_in(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     data = tmp_path.parent / f"{tmp_path.name}.jsonl"
-    data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n{"prompt": "1 + 2 =", "answer": "3"}\n')
     done = call(COORDINATOR, "init", ".", "--model", model, "--environment", f"jsonl:../{data.name}")
     assert done.code == 0, done.err
     settings = load_settings(RunFolder(tmp_path))

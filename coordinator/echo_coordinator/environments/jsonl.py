@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -22,6 +23,9 @@ from echo_swarm.errors import SettingsError
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 1 << 30
+ENOUGH = 2
+"""Different prompts: one to train on, one held out."""
+EXPECTED = 'expected on each line: {"prompt": "1 + 1 = ?", "answer": "2"}'
 _ROLES = ("system", "user", "assistant")
 
 
@@ -54,11 +58,8 @@ class JsonlEnvironment:
         self._settings = check_settings(JsonlSettings, settings, f"jsonl:{path.name}")
         samples, self.skipped = _read(path)
         ranked = sorted({sample.key for sample in samples}, key=lambda key: _rank(self._settings.seed, key))
-        if len(ranked) < 2:
-            raise SettingsError(
-                f"{path}: {len(ranked)} different prompts with an answer that can be scored, at least 2 are needed "
-                f"({self.skipped_in_words()})"
-            )
+        if len(ranked) < ENOUGH:
+            raise _too_few(path, len(ranked), self.skipped_in_words())
         held_out = set(ranked[: min(len(ranked) - 1, max(1, round(len(ranked) * self._settings.eval_share)))])
         samples.sort(key=lambda sample: _rank(self._settings.seed, sample.key))
         self._samples = {
@@ -113,18 +114,45 @@ def _rank(seed: int, key: str) -> str:
     return hashlib.sha256(f"{seed}/{key}".encode()).hexdigest()
 
 
-def _read(path: Path) -> tuple[list[_Sample], dict[str, int]]:
+def check_file(path: Path) -> None:
+    """Look at each line's form, and for prompts enough to begin with: what `init` asks before it makes a run.
+
+    Raises:
+        SettingsError: naming the line that is wrong and what is expected there.
+
+    """
+    keys: set[str] = set()
+    for number, line in enumerate(_lines(path), start=1):
+        if line.strip():
+            # Parsing every answer would take minutes for a large file; a bad one is left out and counted anyway.
+            with suppress(PromptSkipped):
+                sample = _sample(line, f"{path}:{number}", parse=len(keys) < ENOUGH)
+                keys.add(sample.key)
+    if len(keys) < ENOUGH:
+        raise _too_few(path, len(keys), EXPECTED)
+
+
+def _too_few(path: Path, count: int, why: str) -> SettingsError:
+    return SettingsError(
+        f"{path}: {count} different prompts with an answer that can be scored, at least {ENOUGH} are needed ({why})"
+    )
+
+
+def _lines(path: Path) -> list[str]:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise SettingsError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; split it")
-        lines = path.read_text(encoding="utf-8").split("\n")
+        return path.read_text(encoding="utf-8").split("\n")
     except OSError as e:
         raise SettingsError(f"cannot read {path}: {e.strerror}") from e
     except UnicodeDecodeError as e:
         raise SettingsError(f"{path} is not UTF-8: {e}") from e
+
+
+def _read(path: Path) -> tuple[list[_Sample], dict[str, int]]:
     samples: list[_Sample] = []
     skipped: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
         try:
@@ -134,23 +162,31 @@ def _read(path: Path) -> tuple[list[_Sample], dict[str, int]]:
     return samples, skipped
 
 
-def _sample(line: str, where: str) -> _Sample:
-    try:
-        value: Any = json.loads(line)
-    except ValueError as e:
-        raise SettingsError(f"{where}: not a JSON value: {e}") from e
-    if not isinstance(value, dict) or not {"prompt", "answer"} <= cast("dict[str, Any]", value).keys():
-        raise SettingsError(f'{where}: expected an object with "prompt" and "answer"')
-    record = cast("dict[str, Any]", value)
+def _sample(line: str, where: str, *, parse: bool = True) -> _Sample:
+    record = _record(line, where)
     answer = record["answer"]
     if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
         raise SettingsError(f'{where}: "answer" is a text or a number')
-    gold = parse_gold(str(answer))
+    turns = _turns(record["prompt"], where)
+    gold = parse_gold(str(answer)) if parse else Gold(choice=None, parsed=[])
     if gold is None:
         raise PromptSkipped("answer cannot be parsed")
-    turns = _turns(record["prompt"], where)
     key = hashlib.sha256(re.sub(r"\s+", " ", json.dumps([(t.role, t.content) for t in turns])).encode()).hexdigest()
     return _Sample(key=key, turns=turns, gold=gold)
+
+
+def _record(line: str, where: str) -> dict[str, Any]:
+    try:
+        value: Any = json.loads(line)
+    except (ValueError, RecursionError) as e:
+        raise SettingsError(f"{where}: not a JSON value ({e}); {EXPECTED}") from e
+    if not isinstance(value, dict):
+        raise SettingsError(f'{where}: no object with "prompt" and "answer"; {EXPECTED}')
+    record = cast("dict[str, Any]", value)
+    if missing := [name for name in ("prompt", "answer") if name not in record]:
+        found = ", ".join(list(record)[:8])[:200] or "nothing"
+        raise SettingsError(f"{where}: {' and '.join(missing)} missing (it has: {found}); {EXPECTED}")
+    return record
 
 
 def _turns(prompt: Any, where: str) -> tuple[ChatMessage, ...]:

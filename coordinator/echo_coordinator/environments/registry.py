@@ -8,6 +8,7 @@ that cannot work. Only what the person running the coordinator has installed is 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from echo_coordinator.environments.base import Environment
@@ -40,12 +41,13 @@ def open_environment(name: str, settings: dict[str, Any]) -> Environment:
 
 
 def check_environment(name: str) -> None:
-    """Raise SettingsError unless there is an environment of that name. Reads no data, checks no settings."""
+    """Raise SettingsError unless there is an environment of that name, with data of the right form; no settings."""
     kind, _, argument = name.partition(":")
     if kind == "reasoning_gym":
         _known_task(argument)
     elif kind == "jsonl":
-        _file(argument)
+        file = _file(argument)
+        _jsonl_module().check_file(file)
     else:
         _plug_in(kind)
 
@@ -69,12 +71,15 @@ def _known_task(task: str) -> None:
 
 
 def _jsonl(path: str, settings: dict[str, Any]) -> Environment:
-    file = _file(path)
+    return _jsonl_module().JsonlEnvironment(_file(path), settings)
+
+
+def _jsonl_module() -> ModuleType:
     try:
-        from echo_coordinator.environments.jsonl import JsonlEnvironment
+        from echo_coordinator.environments import jsonl
     except ImportError as e:
         raise SettingsError("math-verify is not installed; run: pip install 'echo-swarm[coordinator]'") from e
-    return JsonlEnvironment(file, settings)
+    return jsonl
 
 
 def _file(path: str) -> Path:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from echo_coordinator.environments.base import Split
-from echo_coordinator.environments.jsonl import JsonlEnvironment
+from echo_coordinator.environments.jsonl import JsonlEnvironment, check_file
 from echo_swarm.errors import SettingsError
 
 
@@ -61,7 +61,12 @@ def test_lines_whose_answer_cannot_be_parsed_are_skipped_and_counted(tmp_path: P
         ("", "at least 2"),
         ('{"prompt": "a", "answer": "???"}\n', "1 × answer cannot be parsed"),
         ("nonsense\n", "a.jsonl:1: not a JSON value"),
-        ('\n{"prompt": "a"}\n', 'a.jsonl:2: expected an object with "prompt" and "answer"'),
+        ("[" * 50_000, "a.jsonl:1: not a JSON value"),
+        ("[1]", "a.jsonl:1: no object"),
+        ('\n{"prompt": "a"}\n', r"a.jsonl:2: answer missing \(it has: prompt\); expected on each line"),
+        ('{"question": "a", "solution": 1}', r"a.jsonl:1: prompt and answer missing \(it has: question, solution\)"),
+        ("{}", r"it has: nothing"),
+        ('{"prompt": "a", "answer": [1]}', '"answer" is a text or a number'),
         ('{"prompt": "", "answer": "1"}\n', '"prompt" is a text'),
         ('{"prompt": [{"role": "robot", "content": "x"}], "answer": "1"}\n', "role"),
     ],
@@ -71,6 +76,17 @@ def test_a_file_that_cannot_work_is_refused_with_the_line(tmp_path: Path, text: 
     path.write_text(text)
     with pytest.raises(SettingsError, match=complaint):
         JsonlEnvironment(path, {})
+    with pytest.raises(SettingsError, match=r"a\.jsonl.*\{\"prompt\": |\"prompt\"|\"answer\"|role"):
+        check_file(path)
+
+
+def test_a_good_file_passes_the_look_that_is_taken_before_a_run_is_made(tmp_path: Path) -> None:
+    check_file(
+        write(tmp_path / "a.jsonl", {"prompt": "x", "answer": "???"}, *[{"prompt": i, "answer": 1} for i in "ab"])
+    )
+    twice = write(tmp_path / "b.jsonl", {"prompt": "x", "answer": "1"}, {"prompt": "x", "answer": "2"})
+    with pytest.raises(SettingsError, match="1 different prompts"):
+        check_file(twice)
 
 
 def test_unknown_settings_are_named(tmp_path: Path) -> None:
