@@ -92,7 +92,8 @@ class Hoarder:
 
 
 async def ended(coordinator: Coordinator) -> None:
-    with anyio.fail_after(30):
+    # The hoarder is waited for a few times, each time in proportion to how slow the machine makes the others.
+    with anyio.fail_after(120):
         await coordinator.ended.wait()
 
 
@@ -119,7 +120,7 @@ async def test_a_hoarder_holds_no_more_than_the_probe_and_the_run_goes_on_beside
 @pytest.mark.parametrize("settings", [{}, {"mode": "sequential", "max_staleness": 0}])
 async def test_a_hoarder_keeps_neither_the_last_update_nor_a_sequential_one_waiting(tmp_path: Path, settings):
     """Each of these needs all the groups there are, the hoarder's too; a deadline of half an hour stays far away."""
-    run = make_run(tmp_path, updates=3, probe_members=PROBE, lease_target_s=0.05, **settings)
+    run = make_run(tmp_path, updates=2, probe_members=PROBE, lease_target_s=0.05, **settings)
     hoarder = Hoarder(run)
     async with (
         run.coordinator() as coordinator,
@@ -131,7 +132,7 @@ async def test_a_hoarder_keeps_neither_the_last_update_nor_a_sequential_one_wait
         await ended(coordinator)
         tasks.cancel_scope.cancel()
     assert hoarder.got > 0
-    assert len(run.trainer.trained) == 3
+    assert len(run.trainer.trained) == 2
 
 
 async def test_a_hoarder_that_was_alone_and_took_everything_gives_it_up_to_the_nodes_that_come(tmp_path: Path):
