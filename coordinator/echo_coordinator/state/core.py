@@ -161,19 +161,24 @@ class RunCore:
 
     # The life of slots and groups.
 
-    def on_filled(self, group: Group, member: int) -> None:
-        """A completion is on disk."""
-        work = group.slots[member].work
-        if work is None or group.state is not GroupState.ACTIVE:
+    def on_filled(self, peer: PeerId, filled: list[tuple[Group, int]]) -> None:
+        """Completions of a peer, by group and member, are on disk."""
+        count, tokens = 0, 0
+        for group, member in filled:
+            work = group.slots[member].work
+            if work is None or group.state is not GroupState.ACTIVE:
+                continue
+            self.scoring.put((group.group_id, member))
+            self.leases.learn_length(work.tokens)
+            count, tokens = count + 1, tokens + work.tokens
+        if not count:
             return
-        self.scoring.put((group.group_id, member))
-        self.leases.learn_length(work.tokens)
         now = self.clock.monotonic_s()
-        self.accepted_rate.add(now, 1)
-        self.token_rate.add(now, work.tokens)
+        self.accepted_rate.add(now, count)
+        self.token_rate.add(now, tokens)
         # Its allowance grew; a request of this peer may be waiting for that alone.
-        self.work_changed.notify_one(work.peer)
-        self.counters.add(WORK, "tokens", work.tokens)
+        self.work_changed.notify_one(peer)
+        self.counters.add(WORK, "tokens", tokens)
         self.changed.notify()
 
     def on_dropped(self, dropped: list[Dropped]) -> None:

@@ -72,7 +72,7 @@ class Intake:
         is_known: Callable[[PeerId], bool],
         demand: Callable[[Group, LiveLease], Demand],
         seed_of: Callable[[LiveLease, int], int],
-        on_filled: Callable[[Group, int], None],
+        on_filled: Callable[[PeerId, list[tuple[Group, int]]], None],
         on_dropped: Callable[[list[Dropped]], None],
     ) -> None:
         self._run_id = run_id
@@ -203,7 +203,7 @@ class Intake:
             for lease, group, trajectory in plan.stored:
                 group.slots[trajectory.member].state = SlotState.FILLED
                 self._leases.delivered(lease, trajectory.member, now)
-                self._on_filled(group, trajectory.member)
+            self._on_filled(peer, [(group, trajectory.member) for _, group, trajectory in plan.stored])
 
         def undone() -> None:
             for lease, group, trajectory in plan.stored:

@@ -80,7 +80,7 @@ def work_digest(trajectory: Trajectory) -> bytes:
     facts = (
         f"{policy.oldest_version} {policy.newest_version} {policy.artifact_digest.hex()} {policy.backend!r} "
         f"{policy.build!r} {policy.precision!r} {trajectory.temperature!r} {trajectory.seed} "
-        f"{trajectory.finish_reason.value} {trajectory.prompt_digest.hex()} {len(trajectory.token_ids)} "
+        f"{trajectory.finish_reason} {trajectory.prompt_digest.hex()} {len(trajectory.token_ids)} "
     )
     # In two parts, of which most stay below the 2 KiB from which on hashing hands the interpreter to another thread.
     digest = hashlib.sha256(facts.encode() + trajectory.token_ids)

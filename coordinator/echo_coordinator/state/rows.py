@@ -38,7 +38,7 @@ def _slot_row(slot: Slot) -> list[object]:
     state = SlotState.FILLED if slot.state is SlotState.STORING else slot.state
     w = slot.work
     work = w and [w.peer, w.digest, w.tokens_digest, w.oldest_version, w.tokens, w.size_bytes]
-    return [state.value, slot.attempt, slot.lease_id, slot.reward, work]
+    return [state, slot.attempt, slot.lease_id, slot.reward, work]  # An enumeration's word is packed as text.
 
 
 def insert_groups(db: Connection, groups: Iterable[Group]) -> None:
@@ -130,7 +130,7 @@ def write_leases(db: Connection, leases: Iterable[LiveLease]) -> None:
                 lease.max_version,
                 lease.orphaned,
                 _msgpack.packb(lease.attempts),
-                _msgpack.packb({m: (v.digest, v.reason.value, v.detail) for m, v in lease.verdicts.items()}),
+                _msgpack.packb({m: (v.digest, v.reason, v.detail) for m, v in lease.verdicts.items()}),
             )
             for lease in leases
         ],

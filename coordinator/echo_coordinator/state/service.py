@@ -134,7 +134,7 @@ class WorkService:
         head = self._core.versions.published
         if isinstance(outcome, Busy):
             return PushReply(verdicts=(), head_version=head, retry_after_s=outcome.retry_after_s)
-        return PushReply.model_construct(verdicts=outcome, head_version=head, retry_after_s=0.0)
+        return PushReply(verdicts=outcome, head_version=head)
 
     async def beat(self, peer: PeerId, beat: Beat) -> BeatReply:
         """Keep a peer and its leases alive."""
