@@ -45,6 +45,11 @@ GGUF_PRECISIONS = ("f32", "f16", "bf16", "q8_0", "q4_0")
 """Those that a coordinator writes. A version may have one file of each."""
 
 
+def artifact_file_name(kind: ArtifactKind, precision: str) -> str:
+    """Return an artifact's name inside a version's folder: one of a fixed set, whatever a message says."""
+    return f"model-{precision}.gguf" if kind is ArtifactKind.GGUF and precision in GGUF_PRECISIONS else kind.file_name
+
+
 class Artifact(Message):
     """One file of a version, cut into pieces that are verified one by one."""
 
@@ -70,10 +75,8 @@ class Artifact(Message):
 
     @property
     def file_name(self) -> str:
-        """The name inside a version's folder: one of a fixed set, whatever a message says."""
-        if self.kind is ArtifactKind.GGUF and self.precision in GGUF_PRECISIONS:
-            return f"model-{self.precision}.gguf"
-        return self.kind.file_name
+        """The name inside a version's folder."""
+        return artifact_file_name(self.kind, self.precision)
 
     @property
     def piece_count(self) -> int:

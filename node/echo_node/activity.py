@@ -54,6 +54,7 @@ class Activity:
         """A wait that comes and goes (work that arrives in spurts, say) is told once a minute at most."""
         self._doing = "starting"
         self._progress = ""
+        self._note = ""
 
     def say(self, line: str) -> None:
         """Print a line about something that happened once."""
@@ -67,6 +68,10 @@ class Activity:
     def progress(self, what: str) -> None:
         """Set what the headline says for now, until `doing` is next set. Never printed."""
         self._progress = what
+
+    def note(self, what: str) -> None:
+        """Set what the headline adds in brackets while nothing is waited for; empty for nothing. Never printed."""
+        self._note = what
 
     def waits(self, part: Part, cause: str, detail: str = "") -> None:
         """Note that `part` waits for `cause`. Prints it when it is new, and later again, rarely and with a count.
@@ -113,7 +118,7 @@ class Activity:
     def headline(self) -> str:
         """At most 128 characters: what it does, or what it waits for and since when."""
         if not self._waits:
-            return (self._progress or self._doing)[:128]
+            return f"{self._progress or self._doing}{_in_brackets(self._note)}"[:128]
         wait = self._waits[min(self._waits)]
         since = duration(self._clock.monotonic_s() - wait.since_s)
         return f"waiting for {wait.cause}, {since}{_in_brackets(wait.detail)}"[:128]

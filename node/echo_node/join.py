@@ -22,6 +22,7 @@ from echo_node.instance import Instance, claim_identity
 from echo_node.introduction import learn_run
 from echo_node.node import Node, NodeSeams, Outcome
 from echo_node.status import summary_lines
+from echo_node.wanted import Wanted
 from echo_swarm.clock import Clock, SystemClock
 from echo_swarm.collector import calm_collector
 from echo_swarm.invite import Invite
@@ -65,7 +66,8 @@ async def _join(config: NodeConfig, invite: Invite, instance: Instance, display:
                 # Looked at again: waiting for the coordinator can take long, and memory come and go.
                 choice = choose(_option(config), run, await to_thread.run_sync(probe))
                 open_backend = _backend_opener(config, choice, invite, display)
-                node = Node(config, invite, _seams(network, instance, clock, open_backend, display))
+                seams = _seams(network, instance, clock, open_backend, choice.options.wanted(), display)
+                node = Node(config, invite, seams)
                 stop.call = node.stop
                 async with display.progress(node.status, clock):
                     outcome = await node.run()
@@ -93,6 +95,7 @@ def _seams(
     instance: Instance,
     clock: Clock,
     open_backend: Callable[[], AbstractAsyncContextManager[Backend]],
+    wanted_files: Wanted,
     display: Display,
 ) -> NodeSeams:
     return NodeSeams(
@@ -102,6 +105,7 @@ def _seams(
         clock=clock,
         open_backend=open_backend,
         emit=display.emit,
+        wanted_files=wanted_files,
     )
 
 

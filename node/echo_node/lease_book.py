@@ -100,6 +100,14 @@ class LeaseBook:
         wanted = {version_for(entry.lease, newest) for entry in self._open.values() if entry.waiting}
         return {version for version in wanted if version not in held}
 
+    def in_vain(self, newest: int | None, refused: Container[int]) -> list[bytes]:
+        """Return the leases of which nothing runs and that need a version which can never be used here."""
+        return [
+            lease_id
+            for lease_id, entry in self._open.items()
+            if entry.waiting and not entry.running and version_for(entry.lease, newest) in refused
+        ]
+
     def begin(self, lease_id: bytes, count: int) -> list[LeaseMember]:
         """Move up to `count` members of a lease from waiting to running and return them."""
         entry = self._open[lease_id]

@@ -48,6 +48,7 @@ from echo_node.policy_sync import PolicySync
 from echo_node.pusher import Pusher
 from echo_node.self_report import SelfReport
 from echo_node.status import LocalStatus, write_status
+from echo_node.wanted import Wanted
 from echo_node.worker import OpenBackend, Worker
 from echo_swarm.checkpoint.fetch import Fetcher
 from echo_swarm.checkpoint.serve import BlobServer
@@ -86,6 +87,8 @@ class NodeSeams:
     open_backend: OpenBackend
     emit: Callable[[str], None]
     """Prints a line for people."""
+    wanted_files: Wanted = field(default_factory=Wanted)
+    """What the backend can load."""
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
 
 
@@ -160,6 +163,7 @@ class Node:
             activity=self.activity,
             changed=self._on_versions_changed,
             needed=lambda: self.worker.needed_versions(),
+            wanted_files=self._seams.wanted_files,
         )
 
     def _make_link(self) -> Link:

@@ -3,12 +3,15 @@
     heard(version) ◄── replies to lease, push, beat · HeadRecord in the directory
         │
         ▼
-    manifest (coordinator or peers) ─► TrustedHead ─► saved ─► Fetcher (coordinator and peers) ─► layout ─► usable
+    manifest (coordinator or peers) ─► TrustedHead ─► saved ─► Fetcher (coordinator and peers) ─► header ─► usable
                                                                                                        │
     Sampler ◄── changed, files(version) ───────────────────────────────────────────────────────────────┘
 
 Hints only say that there is something to look for; what counts is decided by `TrustedHead`. A download that has become
 worth nothing (its version over-stale before it was here) is given up for the newest one; equal pieces are kept.
+
+A version without a file for this node's backend (a conversion that failed, say) is passed over for the newest one that
+has one, as long as work of that one is not over-stale.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -20,8 +23,10 @@ from echo_node.activity import Activity, Part
 from echo_node.backends.base import PolicyFiles
 from echo_node.backoff import Backoff
 from echo_node.peers import Peers
+from echo_node.wanted import Wanted
 from echo_swarm.checkpoint.blob import ask_manifest
 from echo_swarm.checkpoint.fetch import Fetcher
+from echo_swarm.checkpoint.gguf_file import check_gguf
 from echo_swarm.checkpoint.safetensors_file import check_layout
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.checkpoint.trust import TrustedHead
@@ -57,7 +62,7 @@ class PolicySync:
         activity: Activity,
         changed: Callable[[], None],
         needed: Callable[[], Collection[int]],
-        kind: ArtifactKind = ArtifactKind.SAFETENSORS,
+        wanted_files: Wanted | None = None,
         backoff: Callable[[], Backoff] = lambda: Backoff(first_s=0.5, limit_s=30.0),
     ) -> None:
         self._host = host
@@ -71,7 +76,7 @@ class PolicySync:
         self._activity = activity
         self._changed = changed
         self._needed = needed
-        self._kind = kind
+        self._wanted_files = wanted_files or Wanted()
         self._backoff = backoff
         self._run: RunManifest | None = None
         self._hint: int | None = None
@@ -111,7 +116,20 @@ class PolicySync:
         """Note that the backend cannot use a version."""
         self._refused[version] = reason
         self._files.pop(version, None)
+        self._wanted.discard(version)
+        self._wake.set()
         self._changed()
+
+    @property
+    def refused(self) -> Collection[int]:
+        """Versions that can never be used here."""
+        return self._refused.keys()
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether every version whose work would still count is unusable here: asking for work is in vain."""
+        lowest = self.lowest_useful()
+        return (self.newest is None or self.newest < lowest) and self._best() is None
 
     def set_in_use(self, versions: Collection[int]) -> None:
         """Say which versions must not be deleted."""
@@ -143,6 +161,7 @@ class PolicySync:
         if version is None or version <= (self.known_head if self.known_head is not None else -1):
             return
         self._hint = version
+        self._tell_gap()
         self._wake.set()
         fetching = self._fetching
         if fetching is not None and fetching not in self._wanted and version - fetching > self.max_staleness:
@@ -176,7 +195,7 @@ class PolicySync:
         """Return what to get now: anything to sample with, then what leases wait for, then the newest."""
         if self._run is None:
             return None
-        head = self.known_head
+        head = self._best()
         wanted = sorted(version for version in self._wanted if version not in self._files)
         order = [head, *wanted] if self.newest is None else [*wanted, head]
         now_s = self._clock.monotonic_s()
@@ -189,6 +208,20 @@ class PolicySync:
                 continue
             return version
         return None
+
+    def _best(self) -> int | None:
+        """Return the newest version that is not refused and whose work would count; the head, as a rule."""
+        head = self.known_head
+        versions = range(-1 if head is None else head, self.lowest_useful() - 1, -1)
+        return next((version for version in versions if version not in self._refused), None)
+
+    def _tell_gap(self) -> None:
+        """Say in the status that the head cannot be used here, whether or not there is still work to do."""
+        head = self.known_head
+        reason = self._refused.get(head) if head is not None else None
+        self._activity.note("" if reason is None else reason)
+        if reason is not None and self.left_behind:
+            self._activity.waits(Part.POLICY, "a version that this backend can use", reason)
 
     async def _idle(self) -> None:
         """Wait until something is asked for, a retry is due, or it is time to look around."""
@@ -213,9 +246,11 @@ class PolicySync:
     async def _obtain(self, version: int) -> None:
         signed = await self._manifest(version)
         found = signed.message.policy_version
-        artifact = signed.message.artifact(self._kind)
+        artifact = self._wanted_files.choose(signed.message)
         if artifact is None:
-            raise MalformedMessage(f"version {found} has no {self._kind.value} artifact, which this backend needs")
+            # A version never changes, so there is nothing to try again.
+            self._pass_over(found, self._wanted_files.lacking(signed.message))
+            return
         self._fetching = found
         try:
             with anyio.CancelScope() as self._fetch_scope:
@@ -227,8 +262,15 @@ class PolicySync:
             self._retries = {v: retry for v, retry in self._retries.items() if v > found}
             self._wanted.discard(found)
             self._activity.done(Part.POLICY)
+            self._tell_gap()
             self._changed()
             await self._tidy()
+
+    def _pass_over(self, version: int, reason: str) -> None:
+        staying = "" if self.newest is None else f"; staying with version {self.newest}"
+        self._activity.say(f"{reason}{staying}")
+        self.refuse(version, reason)
+        self._tell_gap()
 
     async def _fetch(self, signed: Signed[CheckpointManifest], artifact: Artifact) -> None:
         version = signed.message.policy_version
@@ -245,6 +287,13 @@ class PolicySync:
         assert report.path is not None and self._run is not None
         if artifact.kind is ArtifactKind.SAFETENSORS:
             await to_thread.run_sync(check_layout, report.path, artifact.layout_digest)
+        elif artifact.kind is ArtifactKind.GGUF:
+            try:
+                await to_thread.run_sync(check_gguf, report.path)
+            except MalformedMessage as e:
+                # The bytes are the signed ones: nobody has others.
+                self._pass_over(version, f"the file of version {version} is not handed to the backend ({e})")
+                return
         self._files[version] = PolicyFiles(
             policy_version=version,
             artifact=report.path,

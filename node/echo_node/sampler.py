@@ -45,6 +45,16 @@ class Policies(Protocol):
         """All versions that could be loaded now."""
         ...
 
+    @property
+    def refused(self) -> Container[int]:
+        """Versions that can never be used here."""
+        ...
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether no version whose work would still count can be used here."""
+        ...
+
     def files(self, version: int) -> PolicyFiles:
         """Return a usable version's files."""
         ...

@@ -224,7 +224,7 @@ class Worker:
     async def _wanted(self) -> int:
         """Return how many completions to ask for; 0 while none could be begun soon."""
         backlogged = await to_thread.run_sync(self._outbox.backlogged)
-        if backlogged or self._sampler is None or self._sampler.loaded is None:
+        if backlogged or self._sampler is None or self._sampler.loaded is None or self._policies.left_behind:
             return 0
         batch = self._sampler.report.batch
         if self._harvest.unstored > max(batch, MAX_PER_SUBMISSION):
@@ -278,6 +278,8 @@ class Worker:
             if late:
                 self._activity.say(f"{len(late)} leases ran out before they were done; handed back")
                 self._give_back(late, "out of time", failed=False)
+            vain = self._book.drop(self._book.in_vain(self._policies.newest, self._policies.refused))
+            self._give_back(vain, "they need a version that the backend cannot use", failed=False)
             deadline_s = self._book.next_deadline_s()
             wait_s = 1.0 if deadline_s is None else min(1.0, max(0.01, deadline_s - now_s))
             await anyio.sleep(wait_s)

@@ -14,7 +14,14 @@ from pathlib import Path
 from echo_swarm.checkpoint.files import explained, publish_file, remove_file
 from echo_swarm.checkpoint.safetensors_file import layout_digest, read_header
 from echo_swarm.errors import LocalFault
-from echo_swarm.manifest import MAX_ARTIFACT_BYTES, Artifact, ArtifactKind, digest_of_pieces, sha256
+from echo_swarm.manifest import (
+    MAX_ARTIFACT_BYTES,
+    Artifact,
+    ArtifactKind,
+    artifact_file_name,
+    digest_of_pieces,
+    sha256,
+)
 
 _WORKERS = 2
 _MAX_PENDING = 8
@@ -37,8 +44,8 @@ def pack(source: Path, folder: Path, *, kind: ArtifactKind, precision: str, base
         LocalFault: it cannot be read, is empty, or was changed while it was copied.
 
     """
-    path = folder / kind.file_name
-    temporary = folder / f"{kind.file_name}.tmp"
+    path = folder / artifact_file_name(kind, precision)
+    temporary = path.with_name(f"{path.name}.tmp")
     try:
         size_bytes = source.stat().st_size
     except OSError as e:

@@ -23,7 +23,7 @@ from echo_swarm.clock import Clock
 from echo_swarm.envelope import Signed, seal, unseal
 from echo_swarm.errors import EchoError, LocalFault, UsageError
 from echo_swarm.identity import Identity
-from echo_swarm.manifest import MANIFEST_LIMITS, Artifact, ArtifactKind, CheckpointManifest
+from echo_swarm.manifest import MANIFEST_LIMITS, Artifact, ArtifactKind, CheckpointManifest, artifact_file_name
 from echo_swarm.records import HeadRecord
 
 Published = Signed[CheckpointManifest]
@@ -142,20 +142,21 @@ class Publisher:
                 f"version {existing.message.policy_version} is published with other weights; publish a new version"
             )
         for artifact in existing.message.artifacts:
-            if self._store.verify(existing.message.policy_version, artifact.kind) is None:
-                raise LocalFault(f"the files of version {existing.message.policy_version} are damaged")
+            version = existing.message.policy_version
+            if self._store.verify(version, artifact.kind, artifact.precision) is None:
+                raise LocalFault(f"the files of version {version} are damaged")
 
     def _pack(self, version: int, weights: Sequence[WeightsFile]) -> tuple[Artifact, ...]:
-        kinds = [file.kind for file in weights]
-        if not kinds or len(set(kinds)) != len(kinds):
-            raise UsageError("a version needs weights, and at most one file of each kind")
+        names = [artifact_file_name(file.kind, file.precision) for file in weights]
+        if not names or len(set(names)) != len(names):
+            raise UsageError("a version needs weights, and at most one file of each kind and precision")
         folder = self._store.version_folder(version)
         self._store.check_room(sum(_size(file.path) for file in weights), f"version {version}")
         folder.mkdir(exist_ok=True)
         artifacts: list[Artifact] = []
         for file in weights:
             artifact = pack(file.path, folder, kind=file.kind, precision=file.precision, base_digest=file.base_digest)
-            reread(folder / file.kind.file_name, artifact)
+            reread(folder / artifact.file_name, artifact)
             artifacts.append(artifact)
         return tuple(artifacts)
 

@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from echo_node.wanted import Wanted
 from echo_swarm.errors import BackendFailed, UsageError
+from echo_swarm.manifest import ArtifactKind
 
 Batch = Annotated[int, Field(ge=1, le=4096)]
 
@@ -17,6 +19,10 @@ class EngineOptions(BaseModel):
 
     batch: Batch = 16
     """Completions at once."""
+
+    def wanted(self) -> Wanted:
+        """Return which files of a version the engine can load."""
+        return Wanted()
 
 
 class TorchOptions(EngineOptions):
@@ -44,6 +50,14 @@ class LlamaCppOptions(EngineOptions):
     """Layers on the GPU, where the build of llama.cpp has one; -1: all of them."""
     kv: Literal["f32", "f16", "q8_0"] | None = None
     """Numbers of the key-value memory. None: f32 for a file in f32, else f16."""
+    precision: Literal["q8_0", "bf16", "f16", "f32", "q4_0"] | None = None
+    """Of the file, where a version has several. None: the first of these that there is."""
+
+    def wanted(self) -> Wanted:
+        """Return GGUF, and the precisions in the order in which they are taken."""
+        best_first = ("q8_0", "bf16", "f16", "f32", "q4_0")
+        first = () if self.precision is None else (self.precision,)
+        return Wanted(kind=ArtifactKind.GGUF, precisions=tuple(dict.fromkeys(first + best_first)))
 
 
 class ScriptedOptions(EngineOptions):

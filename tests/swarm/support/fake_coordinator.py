@@ -9,7 +9,7 @@ import json
 import os
 import struct
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -138,34 +138,37 @@ class FakeCoordinator:
         boot = addresses or (f"/memory/1/p2p/{self.identity.peer_id}",)
         return Invite(run=self.run_id, key=self.identity.public_key, boot=boot)
 
-    def publish(self, version: int, *, size_bytes: int = 200_000, announce: bool = True) -> None:
-        """Write a version's weights and manifest."""
+    def publish(
+        self,
+        version: int,
+        *,
+        size_bytes: int = 200_000,
+        announce: bool = True,
+        gguf: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Write a version's weights and manifest; `gguf` holds further files by precision."""
         data = version.to_bytes(8, "little") * (size_bytes // 8)
         header = json.dumps({"w": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}).encode()
         content = struct.pack("<Q", len(header)) + header + data
         scratch = self.store.folder / "scratch"
         scratch.write_bytes(content)
-        pieces = [sha256(content[start : start + PIECE]).digest() for start in range(0, len(content), PIECE)]
-        artifact = Artifact(
-            kind=ArtifactKind.SAFETENSORS,
-            precision="uint8",
-            size_bytes=len(content),
-            digest=sha256(content).digest(),
-            piece_bytes=PIECE,
-            piece_digests=b"".join(pieces),
-            layout_digest=layout_digest(read_header(scratch)),
-        )
+        artifacts = [_artifact(ArtifactKind.SAFETENSORS, "uint8", content, layout_digest(read_header(scratch)))]
+        files = {ArtifactKind.SAFETENSORS.file_name: content}
+        for precision, data in (gguf or {}).items():
+            artifacts.append(_artifact(ArtifactKind.GGUF, precision, data, bytes(32)))
+            files[artifacts[-1].file_name] = data
         manifest = CheckpointManifest(
             run_id=self.run_id,
             policy_version=version,
             parent_digest=None,
             issued_at=self.clock.wall_s(),
             expires_at=self.clock.wall_s() + 3600,
-            artifacts=(artifact,),
+            artifacts=tuple(artifacts),
         )
         signed = unseal(seal(self.identity, manifest), CheckpointManifest, MANIFEST_LIMITS)
         folder = self.store.add(signed)
-        os.replace(scratch, folder / ArtifactKind.SAFETENSORS.file_name)
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
         self.store.save_head(signed)
         if announce:
             self.head = version
@@ -315,7 +318,8 @@ class FakeCoordinator:
             return Reason.FUTURE_VERSION
         if lease.max_version is None and self.head - version > self.max_staleness:
             return Reason.STALE
-        if signed is None or signed.message.artifacts[0].digest != trajectory.policy.artifact_digest:
+        digests = [artifact.digest for artifact in signed.message.artifacts] if signed else []
+        if trajectory.policy.artifact_digest not in digests:
             return Reason.UNKNOWN_POLICY
         if trajectory.prompt_digest != prompt_digest(lease.prompt_ids):
             return Reason.WRONG_PROMPT
@@ -363,3 +367,16 @@ class FakeCoordinator:
             "accepted": len(self.accepted),
         }
         return StatusReply(protocol=1, status=status)
+
+
+def _artifact(kind: ArtifactKind, precision: str, content: bytes, layout: bytes) -> Artifact:
+    pieces = [sha256(content[start : start + PIECE]).digest() for start in range(0, len(content), PIECE)]
+    return Artifact(
+        kind=kind,
+        precision=precision,
+        size_bytes=len(content),
+        digest=sha256(content).digest(),
+        piece_bytes=PIECE,
+        piece_digests=b"".join(pieces),
+        layout_digest=layout,
+    )

@@ -10,6 +10,7 @@ import anyio
 from echo_node.backends.restart import RestartPolicy
 from echo_node.config import NodeConfig
 from echo_node.node import Node, NodeSeams, Outcome
+from echo_node.wanted import Wanted
 from echo_node.worker import OpenBackend
 from echo_swarm.clock import SystemClock
 from echo_swarm.directory.memory import DirectoryStore, MemoryDirectory
@@ -83,6 +84,7 @@ class Swarm:
         grace_s: float = 2.0,
         restarts: RestartPolicy | None = None,
         max_outbox_bytes: int = 64 << 20,
+        wanted_files: Wanted | None = None,
     ) -> AsyncGenerator[RunningNode]:
         """Run a node; leaving the block kills it."""
         puppet = puppet or PuppetBackend()
@@ -97,6 +99,7 @@ class Swarm:
                 clock=clock,
                 open_backend=open_backend or puppet.open,
                 emit=lines.append,
+                wanted_files=wanted_files or Wanted(),
                 restarts=restarts or RestartPolicy(first_delay_s=0.01),
             )
             config = NodeConfig(state_dir=self.folder / name, max_outbox_bytes=max_outbox_bytes, patience_s=patience_s)

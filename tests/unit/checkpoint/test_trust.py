@@ -89,7 +89,7 @@ def test_garbage_truncation_and_changed_bytes_are_refused_and_the_next_good_one_
 
 def test_two_artifacts_of_one_kind_are_refused_since_they_would_share_a_file_name(run):
     artifacts = run.artifact(run.data(1)), run.artifact(run.data(2))
-    with pytest.raises(MalformedMessage, match="one kind"):
+    with pytest.raises(MalformedMessage, match="one file name"):
         head_of(run).update(run.sealed(1, *artifacts), 0.0)
 
 

@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from echo_coordinator.publisher.gguf.shape import NotConvertible, read_shape
 from echo_coordinator.publisher.gguf.source import interleaved
 from echo_coordinator.publisher.gguf.write import write_gguf
+from echo_swarm.checkpoint.gguf_file import check_gguf
+from echo_swarm.manifest import GGUF_PRECISIONS
 from tests.unit.publisher import gguf_models as models
 
 LAYER_NAMES = {
@@ -210,3 +212,13 @@ def test_an_unknown_precision_is_refused_with_the_known_ones(tmp_path):
     models.save_model("qwen2", tmp_path)
     with pytest.raises(NotConvertible, match="f32, f16, bf16, q8_0, q4_0"):
         written(tmp_path, "q4_k")
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("precision", GGUF_PRECISIONS)
+def test_what_is_written_passes_the_check_of_a_node(name, precision, tmp_path):
+    models.save_model(name, tmp_path)
+    reader = written(tmp_path, precision)
+    header = check_gguf(tmp_path / f"{precision}.gguf")
+    assert [tensor.name for tensor in header.tensors] == [tensor.name for tensor in reader.tensors]
+    assert [tensor.begin + header.data_start for tensor in header.tensors] == [t.data_offset for t in reader.tensors]
