@@ -73,6 +73,10 @@ class Rate:
         return max(0.0, self._sum) / max(1.0, min(self._window_s, now - self._since))
 
 
+LARGEST_ADVISED = 64
+"""Group size. Beyond it, most samples of an update only confirm what the others say."""
+
+
 class SignalWindow:
     """Share of recent groups whose rewards were all equal, and what to do about it.
 
@@ -110,9 +114,21 @@ class SignalWindow:
             return ""
         mean = sum(reward for _, reward in self._recent) / len(self._recent)
         told = f"{share:.0%} of recent groups carry no signal (all rewards equal)"
-        if not 0 < mean < 1 or share == 1.0:
-            return f"{told}; the task is too hard or too easy for this model, mean reward {mean:.3g}"
         size = 2 * self._group_size
-        while size < 1024 and mean**size + (1 - mean) ** size > self._AIM:
+        while size < LARGEST_ADVISED and mean**size + (1 - mean) ** size > self._AIM:
             size *= 2
+        if share == 1.0 or size > LARGEST_ADVISED or mean**size + (1 - mean) ** size > self._AIM:
+            return f"{told}; {difficulty_advice(mean)}"
         return f"{told}; raise group_size from {self._group_size} to {size}"
+
+
+def difficulty_advice(mean_reward: float) -> str:
+    """Return what to do when a model's rewards are so one-sided that no bigger group would mend it."""
+    if 0.1 < mean_reward < 0.9:
+        return "each prompt is either too hard or too easy for this model: choose prompts that it solves now and then"
+    if mean_reward < 0.5:
+        return (
+            f"the task is too hard for this model (mean reward {mean_reward:.3g}), and bigger groups would not help: "
+            "choose easier tasks, or begin with a model that was warmed up on solved ones"
+        )
+    return f"the task is too easy for this model (mean reward {mean_reward:.3g}): choose harder tasks"

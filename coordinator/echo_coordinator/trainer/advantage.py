@@ -76,7 +76,9 @@ def group_size_advice(share: float | None, success_rate: float, group_size: int,
     better = next((size for size in sizes if expected_no_signal_share(success_rate, size) <= limit / 2), None)
     found = f"{share:.0%} of the groups carry no signal (all {group_size} rewards equal)"
     if better is None or not 0 < success_rate < 1:
-        return f"{found}; the task is too hard or too easy for this model: change its difficulty"
+        if success_rate < 0.5:
+            return f"{found}; the task is too hard for this model: choose easier tasks, or warm the model up first"
+        return f"{found}; the task is too easy for this model: choose harder tasks"
     return (
         f"{found}; at a success rate of {success_rate:.0%} a group size of {better} would bring that to {limit / 2:.0%}"
     )

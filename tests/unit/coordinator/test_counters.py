@@ -1,6 +1,7 @@
 """Rates, and the share of groups that teach nothing."""
 
 import random
+import re
 
 import pytest
 
@@ -22,7 +23,26 @@ def test_a_task_that_always_pays_is_told_apart_from_small_groups():
     for _ in range(50):
         window.add([1.0] * 8)
     assert window.no_signal_share == 1.0
-    assert "too hard or too easy" in window.suggestion()
+    assert window.suggestion().endswith("the task is too easy for this model (mean reward 1): choose harder tasks")
+
+
+@pytest.mark.parametrize("solved", [0, 1, 2])
+def test_a_task_that_hardly_ever_pays_asks_for_easier_tasks_and_no_bigger_groups(solved: int):
+    window = SignalWindow(16)
+    for number in range(100):
+        window.add([float(number < solved)] + [0.0] * 15)
+    assert "choose easier tasks, or begin with a model that was warmed up" in window.suggestion()
+    assert "group_size" not in window.suggestion()
+
+
+@pytest.mark.parametrize("size", [2, 8, 33, 64, 128, 1024])
+def test_no_group_larger_than_64_is_ever_advised(size: int):
+    for solved in range(33):
+        window = SignalWindow(size)
+        for number in range(64):
+            window.add([float(number < 2 * solved)] * (size - 1) + [0.0 if number % 3 else 1.0])
+        advised = re.findall(r"raise group_size from \d+ to (\d+)", window.suggestion())
+        assert all(size < int(number) <= 64 for number in advised)
 
 
 def test_a_rate_follows_the_last_minute():

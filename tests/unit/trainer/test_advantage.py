@@ -63,4 +63,6 @@ def test_the_no_signal_share_at_a_low_success_rate_shows_and_asks_for_bigger_gro
 
 
 def test_a_task_that_always_pays_is_called_too_easy():
-    assert "too hard or too easy" in (group_size_advice(1.0, 1.0, 8) or "")
+    assert "choose harder tasks" in (group_size_advice(1.0, 1.0, 8) or "")
+    assert "choose easier tasks" in (group_size_advice(1.0, 0.0, 8) or "")
+    assert "group size" not in (group_size_advice(0.99, 0.001, 8) or "")
