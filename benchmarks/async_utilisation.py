@@ -27,7 +27,7 @@ from benchmarks._report import write_report
 from benchmarks._utilisation_run import Measured, Scale, measure
 from echo_node.backends.options import ScriptedOptions
 
-LONG = Scale(step_s=5.0, groups_per_update=40, group_size=4, warm_up_updates=2, window_s=20.0)
+LONG = Scale(step_s=5.0, groups_per_update=44, group_size=4, warm_up_updates=2, window_s=20.0)
 SHORT = Scale(step_s=1.0, groups_per_update=8, group_size=4, warm_up_updates=2, window_s=12.0)
 QUICK = Scale(step_s=0.6, groups_per_update=5, group_size=4, warm_up_updates=1, window_s=1.2)
 
