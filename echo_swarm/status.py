@@ -121,4 +121,6 @@ class RunStatus(_Part):
     evaluations: list[EvaluationStatus] = Field(default_factory=list[EvaluationStatus])
     bytes_served_coordinator: int = 0
     bytes_served_peers: int = 0
+    failed_conversions: int = 0
+    """Files for llama.cpp that could not be made; their versions were published without them."""
     warnings: list[str] = Field(default_factory=list[str])

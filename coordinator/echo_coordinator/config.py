@@ -1,9 +1,9 @@
 """A run's settings: one TOML file, checked as a whole when the run starts. docs/settings.md explains each."""
 
 import tomllib
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.state.work_settings import WorkSettings
@@ -11,6 +11,15 @@ from echo_coordinator.trainer.settings import ObjectiveSettings, OptimizerSettin
 from echo_swarm.addresses import ListenAddress, Multiaddress, PeerAddress
 from echo_swarm.errors import SettingsError
 from echo_swarm.wire import Name, RunId, Text
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) != len(names):
+        raise ValueError("each precision once")
+    return names
+
+
+GgufPrecision = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 
 
 class _Section(BaseModel):
@@ -66,6 +75,9 @@ class PublishSection(_Section):
 
     precision: Precision = "float32"
     """Of the published weights."""
+    gguf: Annotated[tuple[GgufPrecision, ...], AfterValidator(_each_once)] = ()
+    """Files for llama.cpp beside them, one of each precision named: `["q8_0"]` for peers on CPUs, `f16` for GPUs. For
+    Llama, Qwen2 and Qwen3 models. None by default: each one delays every version by its conversion."""
     keep_versions: Annotated[int, Field(ge=1)] | None = None
     """Published versions kept on disk; when not set, max_staleness + 2."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 3

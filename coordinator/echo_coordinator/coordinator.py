@@ -33,6 +33,7 @@ from echo_coordinator.loops.reporting import Reporter
 from echo_coordinator.loops.training import OpenTrainer, Trained, TrainingLoop
 from echo_coordinator.manifests import run_facts, write_run_manifest
 from echo_coordinator.publisher import Publisher
+from echo_coordinator.publisher.gguf.convert import GgufConverter
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.scoring.items import PROMPT_DEADLINE_S
 from echo_coordinator.scoring.pool import PoolSettings, open_pool
@@ -146,7 +147,7 @@ async def run_coordinator(
         BlobServer(host, store, max_uploads=32) as blobs,
     ):
         _check_whole(folder, store, state)
-        publishing = _publishing(settings, identity, store, state)
+        publishing = _publishing(folder, settings, identity, store, state)
         coordinator = _assemble(folder, settings, identity, host, children, state, pool, publishing, blobs)
 
         def published() -> Published:
@@ -210,7 +211,9 @@ def _loops(coordinator: Coordinator, pool: Scorers) -> list[Callable[[], Corouti
     ]
 
 
-def _publishing(settings: RunSettings, identity: Identity, store: VersionStore, state: RunState) -> Publishing:
+def _publishing(
+    folder: RunFolder, settings: RunSettings, identity: Identity, store: VersionStore, state: RunState
+) -> Publishing:
     publisher = Publisher(
         identity=identity,
         store=store,
@@ -225,7 +228,19 @@ def _publishing(settings: RunSettings, identity: Identity, store: VersionStore, 
         identity=identity,
         clock=state.core.clock,
         precision=settings.publish.precision,
+        converter=_converter(folder, settings),
     )
+
+
+def _converter(folder: RunFolder, settings: RunSettings) -> GgufConverter:
+    converter = GgufConverter(
+        precisions=settings.publish.gguf,
+        config=folder.model / "config.json",
+        folder=folder.root / "gguf",
+        log_path=folder.logs / "gguf.log",
+    )
+    converter.check()
+    return converter
 
 
 def _assemble(

@@ -7,6 +7,7 @@ RUN/run.manifest     signed RunManifest
 RUN/store/           published versions
 RUN/checkpoints/     trainer checkpoints (weights, optimizer, schedule, what was consumed)
 RUN/batches/         the batch being trained
+RUN/gguf/            files for llama.cpp under way to the store
 RUN/logs/            one file a child process
 RUN/metrics.jsonl    one line an update
 RUN/last_status.json the status every few seconds, for when it is not running any more

@@ -1,20 +1,27 @@
-"""From a trained checkpoint to a version that nodes can fetch: publish, note in the database, announce."""
+"""From a trained checkpoint to a version that nodes can fetch: convert, publish, note in the database, announce."""
 
+import logging
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 
 from echo_coordinator.publisher import Published, Publisher, WeightsFile, head_record
+from echo_coordinator.publisher.gguf.convert import GgufConverter
+from echo_coordinator.state.counters import WORK
 from echo_coordinator.state.run_state import RunState
 from echo_swarm.clock import Clock
 from echo_swarm.directory.announce import keep_announced
 from echo_swarm.directory.base import Directory, head_topic, peers_topic
 from echo_swarm.envelope import seal
+from echo_swarm.errors import StorageFull
 from echo_swarm.identity import Identity
 from echo_swarm.manifest import ArtifactKind
 from echo_swarm.records import PeerRecord
 from echo_swarm.transport.base import Host
 from echo_swarm.work import Role
+
+log = logging.getLogger(__name__)
 
 ANNOUNCE_EVERY_S = 60.0
 
@@ -23,13 +30,23 @@ class Publishing:
     """The newest version, and telling everybody about it."""
 
     def __init__(
-        self, *, state: RunState, publisher: Publisher, identity: Identity, clock: Clock, precision: str
+        self,
+        *,
+        state: RunState,
+        publisher: Publisher,
+        identity: Identity,
+        clock: Clock,
+        precision: str,
+        converter: GgufConverter,
     ) -> None:
         self._state = state
         self._publisher = publisher
         self._identity = identity
         self._clock = clock
         self._precision = precision
+        self._converter = converter
+        self.warnings: list[str] = []
+        """What the newest version lacks, and why."""
         self._changed = anyio.Event()
 
     @property
@@ -40,13 +57,39 @@ class Publishing:
     async def publish(self, version: int, weights: Path) -> Published:
         """Make a version fetchable. Made again with the same weights after a crash, it changes nothing."""
         file = WeightsFile(path=weights, kind=ArtifactKind.SAFETENSORS, precision=self._precision)
-        # A version that is still being evaluated stays fetchable, however far behind it is.
-        in_use = self._state.evaluations.under_way()
-        published = await self._publisher.publish(version, [file], in_use=in_use)
+        if self._publisher.exists(version):
+            published = await self._publish(version, [file])
+        else:
+            published = await self._publish_all(version, file)
         digests = [artifact.digest for artifact in published.message.artifacts]
         await self._state.updates.publish(version, digests)
         event, self._changed = self._changed, anyio.Event()
         event.set()
+        return published
+
+    async def _publish(self, version: int, files: list[WeightsFile]) -> Published:
+        # A version that is still being evaluated stays fetchable, however far behind it is.
+        return await self._publisher.publish(version, files, in_use=self._state.evaluations.under_way())
+
+    async def _publish_all(self, version: int, file: WeightsFile) -> Published:
+        """Publish with what can be had for llama.cpp; whatever fails there, the version itself goes out."""
+        converted = await self._converter.convert(file.path)
+        failures = list(converted.failures)
+        try:
+            try:
+                published = await self._publish(version, [file, *converted.files])
+            except StorageFull as e:
+                if not converted.files:
+                    raise
+                failures = [f"gguf: {e}"]
+                published = await self._publish(version, [file])
+        finally:
+            await anyio.to_thread.run_sync(self._converter.clean)
+        self.warnings = [f"version {version} is published without {failure}" for failure in failures]
+        for warning in self.warnings:
+            log.error("%s", warning)
+            self._state.core.counters.add(WORK, "failed_conversions")
+            await self._state.core.record_event("publish", warning)
         return published
 
     async def announce(self, host: Host, directory: Directory, run_id: str) -> None:

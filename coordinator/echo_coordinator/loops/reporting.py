@@ -7,7 +7,7 @@ from echo_coordinator.loops.feeding import Scorers
 from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.loops.training import TrainingLoop
 from echo_coordinator.state.batch import UpdateRecord
-from echo_coordinator.state.counters import DROPPED_GROUPS
+from echo_coordinator.state.counters import DROPPED_GROUPS, WORK
 from echo_coordinator.state.run_state import RunState
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.status import EvaluationStatus, RunStatus, UpdateStatus
@@ -94,8 +94,13 @@ class Reporter:
             ],
             bytes_served_coordinator=self._blobs.bytes_served,
             bytes_served_peers=min(MAX_COUNT, sum(node.bytes_served for node in nodes)),
-            warnings=_shortened([*self.extra_warnings, *self._of_pool(), *self._of_last_update(), *state.warnings()]),
+            failed_conversions=core.counters.get(WORK, "failed_conversions"),
+            warnings=_shortened(self._warnings()),
         )
+
+    def _warnings(self) -> list[str]:
+        ours = [*self.extra_warnings, *self._publishing.warnings]
+        return [*ours, *self._of_pool(), *self._of_last_update(), *self._state.warnings()]
 
     def _of_pool(self) -> list[str]:
         words = self._pool.held_up()

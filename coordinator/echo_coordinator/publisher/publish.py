@@ -85,11 +85,16 @@ class Publisher:
         """The newest published version."""
         return self._store.head()
 
+    def exists(self, version: int) -> bool:
+        """Return whether a version was published under the run's key."""
+        existing = self._store.manifest(version)
+        return existing is not None and existing.signer == self._identity.public_key
+
     async def publish(self, version: int, weights: Sequence[WeightsFile], *, in_use: Collection[int] = ()) -> Published:
         """Publish a version and delete those beyond retention that are not `in_use`.
 
         Returns:
-            What may now be announced. Made again with the same weights, the very same envelope.
+            What may now be announced. Made again with the same weights, or some of them, the very same envelope.
 
         Raises:
             VersionConflict: the version exists with other weights.
@@ -106,7 +111,7 @@ class Publisher:
     def publish_blocking(self, version: int, weights: Sequence[WeightsFile]) -> Published:
         """Do the work of `publish`, without retention, in this thread."""
         existing = self._store.manifest(version)
-        if existing is not None and existing.signer == self._identity.public_key:
+        if existing is not None and self.exists(version):
             self._check_same(existing, weights)
             self._store.save_head(existing)
             return existing
@@ -137,7 +142,7 @@ class Publisher:
     def _check_same(self, existing: Published, weights: Sequence[WeightsFile]) -> None:
         published = {(a.kind, a.precision, a.digest, a.base_digest) for a in existing.message.artifacts}
         given = {(w.kind, w.precision, file_digest(w.path), w.base_digest) for w in weights}
-        if published != given:
+        if not given or not given <= published:
             raise VersionConflict(
                 f"version {existing.message.policy_version} is published with other weights; publish a new version"
             )

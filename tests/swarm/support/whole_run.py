@@ -18,6 +18,7 @@ from echo_node.backends.options import ScriptedOptions
 from echo_node.backends.scripted import ScriptedEngine
 from echo_node.config import NodeConfig
 from echo_node.node import Node, NodeSeams, Outcome
+from echo_node.wanted import Wanted
 from echo_node.worker import OpenBackend
 from echo_swarm.clock import SystemClock
 from echo_swarm.directory.memory import DirectoryStore, MemoryDirectory
@@ -77,6 +78,7 @@ class WholeRun:
         *,
         options: ScriptedOptions | None = None,
         open_backend: OpenBackend | None = None,
+        wanted_files: Wanted | None = None,
     ) -> AsyncGenerator[RunningNode]:
         """Run a node; leaving the block kills it."""
         identity = Identity.from_seed(name.encode().ljust(32, b"."))
@@ -89,6 +91,7 @@ class WholeRun:
                 clock=SystemClock(),
                 open_backend=open_backend or (lambda: inline_backend(options or ScriptedOptions(batch=4))),
                 emit=lines.append,
+                wanted_files=wanted_files or Wanted(),
             )
             node = Node(NodeConfig(state_dir=self.folder.root.parent / name), self.invite, seams)
             running = RunningNode(node=node, lines=lines)

@@ -73,6 +73,19 @@ async def test_a_version_in_use_outlives_retention(tmp_path):
     assert publisher._store.versions() == [0, 2, 3]
 
 
+async def test_what_was_derived_from_the_weights_need_not_be_given_again(tmp_path):
+    gguf = tmp_path / "x.gguf"
+    gguf.write_bytes(bytes(1000))
+    files = [weights_of(tmp_path, 0), WeightsFile(path=gguf, kind=ArtifactKind.GGUF, precision="q8_0")]
+    publisher = publisher_of(tmp_path)
+    assert not publisher.exists(0)
+    first = await publisher.publish(0, files)
+    assert publisher.exists(0)
+    assert (await publisher_of(tmp_path).publish(0, files[:1])).raw == first.raw
+    with pytest.raises(VersionConflict):
+        await publisher_of(tmp_path).publish(0, [weights_of(tmp_path, 1)])
+
+
 async def test_publishing_the_same_again_returns_the_same_envelope(tmp_path):
     clock = ManualClock()
     first = await publisher_of(tmp_path, clock=clock).publish(0, [weights_of(tmp_path, 0)])
