@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_swarm.status import EvaluationStatus, NodeStatus, RunStatus
+from echo_swarm.tables import Column, FittedTable
 from echo_swarm.wire import clean
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -32,27 +33,36 @@ def nodes_table(nodes: Iterable[NodeStatus]) -> RenderableType:
     ordered = sorted(nodes, key=lambda node: (not node.live, -node.accepted))
     if not ordered:
         return Text("no node has joined yet", style="dim")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("node", "role", "backend", "version", "seen", "tok/s", "accepted", "rejected", "doing"):
-        table.add_column(
-            title,
-            justify="right" if title in {"version", "tok/s", "accepted"} else "left",
-            no_wrap=title not in {"rejected", "doing"},
-        )
-    for node in ordered:
-        table.add_row(
-            literal(short_peer(node.peer_id)),
-            literal(node.role),
-            literal(node.backend or "-"),
-            "-" if node.held_version is None else str(node.held_version),
-            f"{duration(node.last_seen_s)} ago" + ("" if node.live else " (gone)"),
-            f"{node.tokens_per_s:.0f}" if node.live else "-",
-            str(node.accepted),
-            literal(counts(node.rejected) or "0"),
-            literal(node.state if node.live else ""),
-            style=None if node.live else "dim",
-        )
-    return table
+    return FittedTable(
+        columns=_NODE_COLUMNS, rows=[(_node_cells(node), "" if node.live else "dim") for node in ordered]
+    )
+
+
+_NODE_COLUMNS = (
+    Column(title="node"),
+    Column(title="role", spare=3),
+    Column(title="backend", spare=1),
+    Column(title="version", number=True, spare=2),
+    Column(title="seen"),
+    Column(title="tok/s", number=True),
+    Column(title="accepted", number=True),
+    Column(title="rejected", sentence=True),
+    Column(title="doing", sentence=True),
+)
+
+
+def _node_cells(node: NodeStatus) -> list[Text]:
+    return [
+        literal(short_peer(node.peer_id)),
+        literal(node.role),
+        literal(node.backend or "-"),
+        Text("-" if node.held_version is None else str(node.held_version)),
+        Text(f"{duration(node.last_seen_s)} ago"),
+        Text(f"{node.tokens_per_s:.0f}" if node.live else "-"),
+        Text(str(node.accepted)),
+        literal(counts(node.rejected) or "0"),
+        literal(node.state if node.live else "(gone)"),
+    ]
 
 
 def _headline(status: RunStatus) -> Text:
@@ -176,15 +186,21 @@ def short_peer(peer_id: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in its two largest units."""
+    """Return a length of time as people say it: 24 s, 1 min 5 s, 12 min, 3 h 10 min, 2 d 1 h."""
     whole = int(seconds)
     if whole < 60:
-        return f"{seconds:.0f} s"
+        return f"{min(59.0, seconds):.0f} s"
+    if whole < 600:
+        return _two(whole // 60, "min", whole % 60, "s")
     if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
+        return f"{whole // 60} min"
     if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+        return _two(whole // 3600, "h", whole % 3600 // 60, "min")
+    return _two(whole // 86_400, "d", whole % 86_400 // 3600, "h")
+
+
+def _two(large: int, large_unit: str, small: int, small_unit: str) -> str:
+    return f"{large} {large_unit}" + (f" {small} {small_unit}" if small else "")
 
 
 def size(count: int) -> str:

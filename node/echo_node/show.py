@@ -9,16 +9,17 @@ from typing import Any
 import anyio
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from echo_node.bare_errors import bare_errors
 from echo_node.hosts import open_network
-from echo_node.status import Seen, read_statuses
+from echo_node.status import Seen, in_words, read_statuses
 from echo_swarm.errors import MalformedMessage, PeerUnreachable, RemoteError, RunNotFound
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.render import counts, duration, literal, render_run_status, short_peer
 from echo_swarm.status import RunStatus
+from echo_swarm.tables import Column, FittedTable
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcClient, call_message
 from echo_swarm.work import WORK_PROTOCOL, StatusReply, StatusRequest
@@ -39,26 +40,38 @@ def show_local(state_dir: Path, console: Console, *, as_json: bool) -> None:
         console.print(_local_table(seen))
 
 
-def _local_table(seen: Sequence[Seen]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("run", "node", "seen", "backend", "version", "tok/s", "accepted", "rejected", "unanswered", "state"):
-        table.add_column(title)
-    for item in seen:
-        status = item.status
-        table.add_row(
-            literal(status.run_name or status.run_id[:8]),
-            literal(short_peer(status.peer_id)),
-            f"{duration(item.age_s)} ago" + ("" if item.live else " (gone)"),
-            literal(status.backend or "-"),
-            "-" if status.loaded_version is None else str(status.loaded_version),
-            f"{status.tokens_per_s:.0f}",
-            str(status.accepted),
-            literal(counts(status.rejected) or "0"),
-            str(status.pending),
-            literal(status.state),
-            style=None if item.live else "dim",
-        )
-    return table
+_COLUMNS = (
+    Column(title="run", sentence=True),
+    Column(title="node", spare=3),
+    Column(title="seen"),
+    Column(title="backend", spare=2),
+    Column(title="version", number=True, spare=1),
+    Column(title="tok/s", number=True),
+    Column(title="accepted", number=True),
+    Column(title="not accepted", sentence=True),
+    Column(title="unanswered", number=True, spare=4),
+    Column(title="state", sentence=True),
+)
+
+
+def _local_table(seen: Sequence[Seen]) -> FittedTable:
+    return FittedTable(columns=_COLUMNS, rows=[(_cells(item), "" if item.live else "dim") for item in seen])
+
+
+def _cells(item: Seen) -> list[Text]:
+    status = item.status
+    return [
+        literal(status.run_name or status.run_id[:8]),
+        literal(short_peer(status.peer_id)),
+        Text(f"{duration(item.age_s)} ago"),
+        literal(status.backend or "-"),
+        Text("-" if status.loaded_version is None else str(status.loaded_version)),
+        Text(f"{status.tokens_per_s:.0f}" if item.live else "-"),
+        Text(str(status.accepted)),
+        literal(counts(in_words(status.rejected)) or "0"),
+        Text(str(status.pending)),
+        literal(status.state if item.live else "(gone)"),
+    ]
 
 
 def show_run(invite: Invite, console: Console, *, as_json: bool) -> None:

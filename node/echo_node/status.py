@@ -14,12 +14,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from echo_node.config import StatePaths, run_dirs
 from echo_node.outbox import Dropped
 from echo_swarm.checkpoint.files import read_file, write_atomically
+from echo_swarm.render import counts, duration, spaced
 from echo_swarm.trajectory import Reason
 
 _LIMIT_BYTES = 1 << 20
 GONE_BEATS = 3
 """A node silent for this many beats is shown as gone, as the coordinator does."""
 
+_NOBODYS_FAULT: dict[str, str] = {
+    # The run moved on while the work was under way; a faster machine would see some of it too.
+    Reason.STALE: "too old (not your fault)",
+    Dropped.STALE: "too old (not your fault)",
+    Reason.UNSCORABLE: "could not be scored (not your fault)",
+}
 _OUTCOMES = frozenset({*Reason, *Dropped})
 
 
@@ -103,13 +110,22 @@ def read_statuses(state_dir: Path, *, now_s: float) -> list[Seen]:
     return sorted(found, key=lambda seen: seen.age_s)
 
 
+def in_words(rejected: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of what was not accepted under words that tell a volunteer whose doing it was."""
+    found: dict[str, int] = {}
+    for code, count in rejected.items():
+        words = _NOBODYS_FAULT.get(code, spaced(code))
+        found[words] = found.get(words, 0) + count
+    return found
+
+
 def summary_lines(status: LocalStatus) -> list[str]:
     """Return what the machine did, for the end of a join."""
     rejected = sum(status.rejected.values())
-    listed = ", ".join(f"{reason} {n}" for reason, n in sorted(status.rejected.items(), key=lambda item: -item[1]))
-    minutes = (status.written_at - status.started_at) / 60
+    listed = counts(in_words(status.rejected))
+    taken = duration(max(0.0, status.written_at - status.started_at))
     return [
-        f"took part for {minutes:.1f} min: {status.tokens} tokens made",
+        f"took part for {taken}: {status.tokens} tokens made",
         f"trajectories since the first join: {status.accepted} accepted ({status.tokens_accepted} tokens), "
         f"{rejected} not accepted{f' ({listed})' if listed else ''}, {status.pending} without a verdict",
         f"traffic: {_mb(status.bytes_sent)} sent, {_mb(status.bytes_received)} received; model versions: "

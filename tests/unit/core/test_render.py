@@ -3,6 +3,7 @@
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from echo_swarm.render import counts, duration, render_run_status, size, sparkline
@@ -68,12 +69,27 @@ def test_nodes_are_summed_up_by_role_backend_and_version_the_living_first_in_the
     assert "1 × torch float32 on cpu (8 threads), 1 × scripted float32 on none" in text
     assert "holding v12: 1, v11: 1" in text
     lines = text.splitlines()
-    assert "(gone)" in lines[-1] and "10 min 0 s ago" in lines[-1] and "sampling" not in lines[-1]
+    assert "(gone)" in lines[-1] and "10 min ago" in lines[-1] and "sampling" not in lines[-1]
 
 
 def test_a_node_takes_one_line_of_an_ordinary_terminal():
     rows = [line for line in shown(nodes=[node()]).splitlines() if "TtUyCgovv"[-8:] in line]
     assert len(rows) == 1 and "sampling with version 12" in rows[0]
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_no_header_and_no_word_is_cut_whatever_the_width(width: int):
+    rejected = {"stale": 31, "out_of_vocabulary": 2}
+    peers = [node(rejected=rejected, accepted=123_456, held_version=1_000), node(live=False, last_seen_s=11_400.0)]
+    text = shown(nodes=peers, width=width)
+    assert all(len(line) <= width for line in text.splitlines())
+    header = next(line.split() for line in text.splitlines() if "tok/s" in line and "doing" in line)
+    titles = ["node", "role", "backend", "version", "seen", "tok/s", "accepted", "rejected", "doing"]
+    assert header == [title for title in titles if title in header] and len(header) >= 6
+    assert header == titles or width < 140
+    for words in ("123456", "3 h 10 min ago", "(gone)", "stale 31", "out_of_vocabulary"):
+        assert words in text
+    assert text.count("…") == 2, "only what begins a shortened peer id"
 
 
 def test_rejections_stand_with_their_total_and_reasons_the_largest_first():
@@ -93,12 +109,10 @@ def test_warnings_are_marked():
 
 
 def test_figures_have_two_units_at_most():
-    assert [duration(s) for s in (0.4, 59.0, 61.0, 3_660.0, 90_000.0)] == [
-        "0 s",
-        "59 s",
-        "1 min 1 s",
-        "1 h 1 min",
-        "1 d 1 h",
+    seconds = (0.4, 24.2, 59.9, 61, 300, 599, 600, 3_599, 3_600, 11_400, 90_000)
+    assert [duration(s) for s in seconds] == [
+        *("0 s", "24 s", "59 s", "1 min 1 s", "5 min", "9 min 59 s", "10 min", "59 min"),
+        *("1 h", "3 h 10 min", "1 d 1 h"),
     ]
     assert [size(n) for n in (999, 1_500, 2_500_000, 3 * 10**12)] == ["999 B", "1.5 kB", "2.5 MB", "3.0 TB"]
     assert counts({"a": 0, "b": 2}) == "b 2"

@@ -11,7 +11,7 @@ def test_a_long_wait_is_told_once_and_repeated_ever_more_rarely_with_a_count():
         activity.waits(Part.LINK, "the coordinator", "connection refused")
         clock.advance(1)
     assert lines[0] == "waiting for the coordinator (connection refused)"
-    assert lines[1] == "still waiting for the coordinator, for 1 min 0 s and 60 tries (connection refused)"
+    assert lines[1] == "still waiting for the coordinator, for 1 min and 60 tries (connection refused)"
     assert len(lines) < 16
 
 

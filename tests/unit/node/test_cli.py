@@ -1,5 +1,6 @@
 """The command line: instant help, one-line errors, exit codes by cause."""
 
+import io
 import json
 import os
 import subprocess
@@ -8,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from echo_node.config import StatePaths
+from echo_node.show import show_local
 from echo_node.status import LocalStatus, summary_lines, write_status
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
@@ -37,7 +40,7 @@ def local_status(**changes: object) -> LocalStatus:
         "peer_id": Identity.generate().peer_id,
         "pid": 1,
         "written_at": time.time(),
-        "started_at": time.time() - 60,
+        "started_at": time.time() - 60.5,
         "beat_s": 5.0,
         "state": "sampling with version 3",
         "accepted": 7,
@@ -93,7 +96,7 @@ def test_a_backend_that_cannot_work_is_refused_before_anybody_is_dialled(tmp_pat
 
 def test_a_backend_that_is_not_installed_ends_with_code_6_and_how_to_install_it(tmp_path: Path):
     program = "import sys; sys.modules['transformers'] = None\nfrom echo_node.cli import main; main()"
-    done = run("join", NOWHERE, state=tmp_path, program=program)
+    done = run("join", NOWHERE, "--backend", "torch", state=tmp_path, program=program)
     assert done.returncode == 6 and "pip install 'echo-swarm[torch]'" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -150,5 +153,24 @@ def test_with_json_an_error_is_one_json_object(tmp_path: Path, arguments: list[s
 
 def test_the_summary_tells_what_was_accepted_and_why_the_rest_was_not():
     lines = summary_lines(local_status(tokens=900, tokens_accepted=700))
-    assert "900 tokens made" in lines[0]
+    assert lines[0] == "took part for 1 min: 900 tokens made"
     assert "7 accepted (700 tokens), 2 not accepted (late 2)" in lines[1]
+
+
+def test_what_the_run_left_behind_is_not_put_on_the_volunteer():
+    lines = summary_lines(local_status(rejected={"stale": 3, "node_stale": 4, "bad_length": 1}))
+    assert "8 not accepted (too old (not your fault) 7, bad length 1)" in lines[1]
+
+
+@pytest.mark.parametrize("width", [70, 80, 120])
+def test_the_nodes_of_this_machine_fit_the_terminal(tmp_path: Path, width: int):
+    path = StatePaths(state_dir=tmp_path, run_id="a" * 32).status
+    path.parent.mkdir(parents=True)
+    write_status(path, local_status(run_id="a" * 32, run_name="a rather long name", rejected={"stale": 12}))
+    console = Console(width=width, file=io.StringIO())
+    show_local(tmp_path, console, as_json=False)
+    shown = console.file.getvalue()
+    assert all(len(line) <= width for line in shown.splitlines())
+    for words in ("run", "seen", "tok/s", "accepted", "not accepted", "state", "too old", "fault)", "sampling"):
+        assert words in shown, shown
+    assert shown.count("…") <= 1
