@@ -29,6 +29,8 @@ _FOREVER_S = 1e7
 """The receiving task waits as long as it takes; `_watch` judges silence."""
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """A backend loads what it is given and downloads nothing."""
+_FOREIGN = {"PYTHONPATH": "", "PYTHONHOME": ""}
+"""Another interpreter has its own packages; ours on its path would be mixed with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +184,8 @@ async def start_backend(
 ) -> AsyncGenerator[ChildBackend]:
     """Run the engine that `options` are for in a child, for the length of the block.
 
+    `python` may be the interpreter of another environment that has this package and the engine's library.
+
     Raises:
         BackendFailed: it does not start; with the child's own last words.
 
@@ -195,7 +199,7 @@ async def start_backend(
         name=f"{name} backend",
         log_path=log_path,
         python=python,
-        environment=_ENVIRONMENT,
+        environment={**_ENVIRONMENT, **options.environment(), **(_FOREIGN if python != sys.executable else {})},
     ) as child:
         backend = await _greet(child, patience)
         try:

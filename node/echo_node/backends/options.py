@@ -24,6 +24,10 @@ class EngineOptions(BaseModel):
         """Return which files of a version the engine can load."""
         return Wanted()
 
+    def environment(self) -> dict[str, str]:
+        """Return the variables that the engine's process starts with, beside those of every backend."""
+        return {}
+
 
 class TorchOptions(EngineOptions):
     """Settings of the torch engine."""
@@ -60,6 +64,32 @@ class LlamaCppOptions(EngineOptions):
         return Wanted(kind=ArtifactKind.GGUF, precisions=tuple(dict.fromkeys(first + best_first)))
 
 
+class VllmOptions(EngineOptions):
+    """Settings of the vLLM engine. The longest sequence is what the run allows."""
+
+    batch: Batch = 64
+    precision: Literal["float32", "bfloat16", "float16"] | None = None
+    """None: float32 on a CPU, bfloat16 on a GPU."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """GPUs that share the model."""
+    memory: Annotated[float, Field(gt=0, le=0.98)] = 0.85
+    """Share of a GPU's memory that vLLM may take, weights included. On a CPU it takes what the batch needs."""
+    eager: bool | None = None
+    """Without compilation and CUDA graphs. None: on a CPU, where compiling takes minutes and brings little."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """On a CPU; 0: as many as the machine gives this process."""
+
+    def environment(self) -> dict[str, str]:
+        """Keep vLLM in one process, quiet, and to itself."""
+        return {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_DO_NOT_TRACK": "1",
+            "DO_NOT_TRACK": "1",
+        }
+
+
 class ScriptedOptions(EngineOptions):
     """Settings of the scripted engine: lognormal times and lengths."""
 
@@ -75,10 +105,11 @@ class ScriptedOptions(EngineOptions):
 OPTIONS: dict[str, type[EngineOptions]] = {
     "torch": TorchOptions,
     "llama_cpp": LlamaCppOptions,
+    "vllm": VllmOptions,
     "scripted": ScriptedOptions,
 }
 """The engines there are. `serve.make_engine` knows how to build each."""
-NEEDS: dict[str, tuple[str, ...]] = {"torch": ("torch", "transformers")}
+NEEDS: dict[str, tuple[str, ...]] = {"torch": ("torch", "transformers"), "llama_cpp": ("llama_cpp",), "vllm": ("vllm",)}
 """Modules an engine imports; the extra of its name installs them (`pip install 'echo-swarm[torch]'`)."""
 PREFERRED = ("torch",)
 """What `auto` looks for, in this order. llama.cpp and vLLM join this list with their engines."""

@@ -19,7 +19,14 @@ from typing import Any, BinaryIO
 from echo_node.backends.base import Engine
 from echo_node.backends.conductor import Conductor
 from echo_node.backends.frames import BEAT_S, pack_event, unpack_policy, unpack_requests
-from echo_node.backends.options import EngineOptions, LlamaCppOptions, ScriptedOptions, TorchOptions, parse_options
+from echo_node.backends.options import (
+    EngineOptions,
+    LlamaCppOptions,
+    ScriptedOptions,
+    TorchOptions,
+    VllmOptions,
+    parse_options,
+)
 from echo_swarm.children import claim_pipes, die_with_parent, read_frame, write_frame
 
 INBOX_FRAMES = 64
@@ -42,6 +49,10 @@ def make_engine(options: EngineOptions) -> Engine:
         from echo_node.backends.llama_cpp_engine import LlamaCppEngine
 
         return LlamaCppEngine(options)
+    if isinstance(options, VllmOptions):
+        from echo_node.backends.vllm_engine import VllmEngine
+
+        return VllmEngine(options)
     raise TypeError(f"no engine takes {type(options).__name__}")
 
 

@@ -23,13 +23,7 @@ def build_model(policy: PolicyFiles, dtype: torch.dtype, device: torch.device) -
 
     """
     try:
-        fields: dict[str, Any] = json.loads(policy.model_config_json)
-        model_type = fields.pop("model_type")
-        # References to code inside a model's repository; never followed.
-        fields.pop("auto_map", None)
-        if fields.get("quantization_config"):
-            raise LoadRefused("the model's config asks for quantised weights, which the torch backend does not load")
-        config = AutoConfig.for_model(model_type, **fields)
+        config = model_config(policy)
         _check_attention(config, policy)
         with no_init_weights(), torch.device(device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
@@ -43,6 +37,23 @@ def build_model(policy: PolicyFiles, dtype: torch.dtype, device: torch.device) -
     return model.eval().requires_grad_(False)
 
 
+def model_config(policy: PolicyFiles) -> Any:
+    """Return the transformers config that the policy's `config.json` describes.
+
+    Raises:
+        LoadRefused: it asks for quantised weights.
+        Exception: of transformers' own, when it makes no sense of it.
+
+    """
+    fields: dict[str, Any] = json.loads(policy.model_config_json)
+    model_type = fields.pop("model_type")
+    # References to code inside a model's repository; never followed.
+    fields.pop("auto_map", None)
+    if fields.get("quantization_config"):
+        raise LoadRefused("the model's config asks for quantised weights, which this backend does not load")
+    return AutoConfig.for_model(model_type, **fields)
+
+
 def load_weights(model: torch.nn.Module, artifact: Path) -> None:
     """Copy a safetensors file into `model`, tensor by tensor. All names and shapes are checked before the first copy.
 
@@ -50,26 +61,37 @@ def load_weights(model: torch.nn.Module, artifact: Path) -> None:
         LoadRefused: names or shapes differ, or the file cannot be read.
 
     """
-    unique = dict(model.named_parameters()) | _persistent_buffers(model)
-    # Tied weights have several names and may be stored under any or all of them.
-    allowed = model.state_dict(keep_vars=True)
     try:
         with safe_open(artifact, framework="pt") as file:
-            names = set(file.keys())
-            targets = {name: allowed[name] for name in names & allowed.keys()}
-            covered = {id(tensor) for tensor in targets.values()}
-            missing = sorted(name for name, tensor in unique.items() if id(tensor) not in covered)
-            _refuse("lacks", missing)
-            _refuse("has unknown", sorted(names - allowed.keys()))
-            for name, target in targets.items():
-                shape = tuple(file.get_slice(name).get_shape())
-                if shape != tuple(target.shape):
-                    raise LoadRefused(f"tensor {name} has shape {shape}, the model wants {tuple(target.shape)}")
+            targets = match_tensors(model, file)
             with torch.no_grad():
                 for name, target in targets.items():
                     target.copy_(file.get_tensor(name))
     except (OSError, SafetensorError) as e:
         raise LoadRefused(f"cannot read {artifact.name}: {_first_line(e)}") from e
+
+
+def match_tensors(model: torch.nn.Module, file: Any) -> dict[str, torch.Tensor]:
+    """Return the model's tensor for each name in an open safetensors file.
+
+    Raises:
+        LoadRefused: a tensor is missing, unknown, or of another shape.
+
+    """
+    unique = dict(model.named_parameters()) | _persistent_buffers(model)
+    # Tied weights have several names and may be stored under any or all of them.
+    allowed = model.state_dict(keep_vars=True)
+    names = set(file.keys())
+    targets = {name: allowed[name] for name in names & allowed.keys()}
+    covered = {id(tensor) for tensor in targets.values()}
+    missing = sorted(name for name, tensor in unique.items() if id(tensor) not in covered)
+    _refuse("lacks", missing)
+    _refuse("has unknown", sorted(names - allowed.keys()))
+    for name, target in targets.items():
+        shape = tuple(file.get_slice(name).get_shape())
+        if shape != tuple(target.shape):
+            raise LoadRefused(f"tensor {name} has shape {shape}, the model wants {tuple(target.shape)}")
+    return targets
 
 
 def _check_attention(config: Any, policy: PolicyFiles) -> None:

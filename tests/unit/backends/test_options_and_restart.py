@@ -21,7 +21,10 @@ def test_an_option_string_becomes_typed_settings() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("jax", r"unknown backend 'jax'; there are: auto, torch \(installed\), scripted \(installed\)"),
+        (
+            "jax",
+            r"unknown backend 'jax'; there are: auto, torch \(installed\), llama_cpp \(.*\), .*scripted \(installed\)",
+        ),
         ("torch:batch=0", "option 'batch': Input should be greater than or equal to 1"),
         ("torch:bacth=1", r"option 'bacth': Extra inputs are not permitted \(options: batch, device"),
         ("torch:batch", "write options as NAME:key=value"),
@@ -39,11 +42,12 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(
     text: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert read_option(text)[0] == "torch"
-    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not there
+    for module in ("transformers", "llama_cpp", "vllm"):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not there
     with pytest.raises(BackendFailed) as refused:
         read_option(text)
     assert "pip install 'echo-swarm[torch]'" in str(refused.value)
-    assert "torch (not installed), scripted (installed)" in str(refused.value)
+    assert "torch (not installed), llama_cpp (not installed), vllm (not installed)" in str(refused.value)
     assert read_option("scripted:batch=3") == ("scripted", ScriptedOptions(batch=3), frozenset({"batch"}))
 
 
