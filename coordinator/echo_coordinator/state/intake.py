@@ -112,6 +112,8 @@ class Intake:
         past = await self._past_leases(trajectories)
         plan = _Plan()
         judgements = [self._decide(peer, trajectory, past, plan) for trajectory in trajectories]
+        now = self._clock.wall_s()
+        plan.rows = [rows.trajectory_row(trajectory, peer, now) for _, _, trajectory in plan.stored]
         self._count(peer, plan.counted, 1)
         self._charge_replay(peer, len(plan.repeats))
         self._on_dropped(plan.dropped)
@@ -193,7 +195,6 @@ class Intake:
         )
         self._groups.mark(group)
         plan.stored.append((lease, group, trajectory))
-        plan.rows.append(rows.trajectory_row(trajectory, lease.peer, self._clock.wall_s()))
 
     async def _store(self, peer: PeerId, plan: _Plan, size_bytes: int) -> bool:
         """Make the plan durable. Also waits for what others are storing and this submission repeats."""
