@@ -203,6 +203,29 @@ async def test_a_request_for_work_waits_until_there_is_some(tmp_path: Path):
         assert [lease.group_id for lease in replies[0].leases] == [0]
 
 
+@pytest.mark.parametrize("how", ["left", "replaced"])
+async def test_a_request_that_waits_gets_nothing_once_its_process_is_gone(tmp_path: Path, how: str):
+    async with running(tmp_path) as swarm:
+        ann = await swarm.peer("ann")
+        await ann.hello()
+        await swarm.start(groups=0)
+
+        async def ask() -> None:
+            with pytest.raises(RemoteError, match="hello_first"):
+                await ann.lease(wait_s=20)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            if how == "left":
+                await ann.call("release", Release(lease_ids=(), cause="bye", leaving=True), Released)
+            else:
+                await ann.hello(instance=2)
+            await swarm.add(1)
+        (node,) = swarm.state.node_statuses()
+        assert node.in_flight == 0
+
+
 async def test_a_node_whose_allowance_is_full_is_told_so_and_gets_more_when_its_own_work_is_taken(tmp_path: Path):
     async with running(tmp_path, beat_s=30.0, max_staleness=3, groups_per_update=4) as swarm:
         ann, bob = await swarm.peer("ann"), await swarm.peer("bob")

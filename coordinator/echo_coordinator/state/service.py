@@ -123,6 +123,8 @@ class WorkService:
             while not (granted := self._grant(peer, request)) and not (core.paused or core.stopping):
                 # No await stands between the look and the wait, so no change is missed.
                 await core.work_changed.wait(request.wait_s, peer)
+                if core.roster.get(peer) is not node or not node.live:
+                    raise _hello_first()  # It left, or another process took its place, while this call waited.
         if granted:
             await self._write_down(peer, granted)
         return self._lease_reply(peer, request, granted)
