@@ -26,8 +26,12 @@ def join(
     invite: Annotated[str, typer.Argument(help="The line that the coordinator printed.")],
     role: Annotated[str, typer.Option(help="What to do for the run.")] = "inference",
     backend: Annotated[
-        str, typer.Option(help="auto, torch or scripted; with settings: torch:device=cpu,threads=2.")
+        str, typer.Option(help="auto, torch, llama_cpp, vllm or scripted; with settings: torch:device=cpu,threads=2.")
     ] = "auto",
+    backend_python: Annotated[
+        Path | None,
+        typer.Option("--backend-python", help="Python of another environment, with the backend.", show_default=False),
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, max=4096, help="Completions at once.", show_default=False)] = None,
     listen: Annotated[
         list[str] | None, typer.Option(help="Multiaddress to listen on; repeatable.", show_default=False)
@@ -49,6 +53,7 @@ def join(
     config = make_config(
         state_dir=_state_dir(state_dir),
         backend=backend,
+        backend_python=backend_python,
         batch=batch,
         listen=tuple(listen or ()),
         outbound_only=outbound_only,

@@ -12,13 +12,14 @@
 Settings come from flags alone; only the entry point looks at the environment, to find the state folder.
 """
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from echo_swarm.addresses import ListenAddress
 from echo_swarm.errors import SettingsError
@@ -36,6 +37,8 @@ class NodeConfig(BaseModel):
     role: Role = Role.INFERENCE
     backend: str = "auto"
     """`auto` lets the device probe choose; else a name, with settings if need be: `torch:device=cpu`."""
+    backend_python: Path | None = None
+    """Interpreter of another environment that runs the backend; None: the node's own."""
     batch: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Completions run at once; None lets the device probe choose."""
     listen: tuple[ListenAddress, ...] = ()
@@ -47,6 +50,14 @@ class NodeConfig(BaseModel):
     max_outbox_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
     max_store_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     """Room for model versions; None: what the disk has."""
+
+    @field_validator("backend_python")
+    @classmethod
+    def _must_run(cls, path: Path | None) -> Path | None:
+        if path is not None and not (path.is_file() and os.access(path, os.X_OK)):
+            raise ValueError(f"{path} is not a program; name an interpreter, such as .venv-vllm/bin/python")
+        # Not resolved: a virtual environment's interpreter is a link, and knows its packages by the link's place.
+        return None if path is None else path.absolute()
 
 
 def make_config(**values: object) -> NodeConfig:

@@ -45,20 +45,23 @@ class BackendChoice:
         return self.options.batch
 
 
-def choose(option: str | None, run: RunManifest, machine: Machine | None = None) -> BackendChoice:
+def choose(
+    option: str | None, run: RunManifest, machine: Machine | None = None, *, elsewhere: bool = False
+) -> BackendChoice:
     """Pick backend and batch size for `run`.
 
     Args:
         option: `auto` (or None), a name, or a name with settings, such as `torch:batch=4,device=cpu`.
         run: gives the model's shape and the run's limits.
         machine: from `probe`, which is called when it is not given; that may block for some seconds.
+        elsewhere: another interpreter runs the engine.
 
     Raises:
         UsageError: the option cannot be understood.
         BackendFailed: nothing suitable is installed, or the model does not fit, with both figures.
 
     """
-    name, options, given = read_option(option)
+    name, options, given = read_option(option, elsewhere=elsewhere)
     if isinstance(options, LlamaCppOptions):
         return _choose_llama_cpp(options, "batch" in given, run, machine or probe())
     if not isinstance(options, TorchOptions):
@@ -66,7 +69,7 @@ def choose(option: str | None, run: RunManifest, machine: Machine | None = None)
     return _choose_torch(options, "batch" in given, run, machine or probe())
 
 
-def require_backend(option: str | None, machine: Machine) -> None:
+def require_backend(option: str | None, machine: Machine, *, elsewhere: bool = False) -> None:
     """Raise what `choose` would of `option`, as far as that is known without the run: before anybody is dialled.
 
     Raises:
@@ -74,7 +77,7 @@ def require_backend(option: str | None, machine: Machine) -> None:
         BackendFailed: the engine is not installed.
 
     """
-    _, options, _ = read_option(option)
+    _, options, _ = read_option(option, elsewhere=elsewhere)
     if isinstance(options, TorchOptions):
         _usable_gpu(options, machine)
 

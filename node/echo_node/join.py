@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
@@ -34,7 +35,7 @@ FORCED_EXIT = 130
 def join(config: NodeConfig, invite: Invite, console: Console) -> None:
     """Take part in a run until it is finished or a signal comes. Raises EchoError."""
     display = Display(console)
-    read_option(_option(config))
+    read_option(_option(config), elsewhere=config.backend_python is not None)
     with claim_identity(config.state_dir) as instance:
         if instance.is_new:
             display.emit(instance.backup_notice)
@@ -48,7 +49,8 @@ async def _join(config: NodeConfig, invite: Invite, instance: Instance, display:
         async with anyio.create_task_group() as tasks:
             stop = _Stop(starting.cancel)
             tasks.start_soon(_listen, stop)
-            require_backend(_option(config), await to_thread.run_sync(probe))
+            elsewhere = config.backend_python is not None
+            require_backend(_option(config), await to_thread.run_sync(probe), elsewhere=elsewhere)
             display.emit("connecting")
             async with open_network(
                 instance.identity,
@@ -64,7 +66,7 @@ async def _join(config: NodeConfig, invite: Invite, instance: Instance, display:
                     network.host, invite, clock=clock, activity=activity, patience_s=config.patience_s
                 )
                 # Looked at again: waiting for the coordinator can take long, and memory come and go.
-                choice = choose(_option(config), run, await to_thread.run_sync(probe))
+                choice = choose(_option(config), run, await to_thread.run_sync(probe), elsewhere=elsewhere)
                 open_backend = _backend_opener(config, choice, invite, display)
                 seams = _seams(network, instance, clock, open_backend, choice.options.wanted(), display)
                 node = Node(config, invite, seams)
@@ -81,7 +83,8 @@ def _backend_opener(
 ) -> Callable[[], AbstractAsyncContextManager[Backend]]:
     display.emit(f"sampling with {choice.text}")
     log_path = StatePaths(state_dir=config.state_dir, run_id=invite.run).backend_log
-    return lambda: start_backend(choice.options, log_path=log_path)
+    python = str(config.backend_python or sys.executable)
+    return lambda: start_backend(choice.options, log_path=log_path, python=python)
 
 
 def _option(config: NodeConfig) -> str:

@@ -111,12 +111,14 @@ OPTIONS: dict[str, type[EngineOptions]] = {
 """The engines there are. `serve.make_engine` knows how to build each."""
 NEEDS: dict[str, tuple[str, ...]] = {"torch": ("torch", "transformers"), "llama_cpp": ("llama_cpp",), "vllm": ("vllm",)}
 """Modules an engine imports; the extra of its name installs them (`pip install 'echo-swarm[torch]'`)."""
-PREFERRED = ("torch",)
-"""What `auto` looks for, in this order. llama.cpp and vLLM join this list with their engines."""
+PREFERRED = ("torch", "llama_cpp")
+"""What `auto` looks for, in this order. vLLM joins this list with its engine."""
 
 
-def read_option(text: str | None) -> tuple[str, EngineOptions, frozenset[str]]:
+def read_option(text: str | None, *, elsewhere: bool = False) -> tuple[str, EngineOptions, frozenset[str]]:
     """Return the engine, its settings, and which of these were given, of the value of `--backend` (`auto` if None).
+
+    With `elsewhere`, another interpreter runs the engine (`--backend-python`), and its modules are not looked for here.
 
     Raises:
         UsageError: the option cannot be understood.
@@ -127,7 +129,7 @@ def read_option(text: str | None) -> tuple[str, EngineOptions, frozenset[str]]:
     if name == "auto":
         name = next((engine for engine in PREFERRED if _missing(engine) == ()), PREFERRED[0])
     options = parse_options(name, given)
-    if missing := _missing(name):
+    if not elsewhere and (missing := _missing(name)):
         raise BackendFailed(
             f"the backend {name} is not installed ({' and '.join(missing)} missing); run: "
             f"pip install 'echo-swarm[{name}]' (there are: {_listed()})"

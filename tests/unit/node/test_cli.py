@@ -94,6 +94,23 @@ def test_a_backend_that_cannot_work_is_refused_before_anybody_is_dialled(tmp_pat
     assert "connecting" not in done.stdout and len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_backend_python_that_is_no_program_is_named(tmp_path: Path):
+    done = run("join", NOWHERE, "--backend", "vllm", "--backend-python", str(tmp_path), state=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        f"echo-node: --backend-python: {tmp_path} is not a program; name an interpreter, such as .venv-vllm/bin/python"
+    )
+
+
+def test_with_a_python_of_its_own_a_backend_need_not_be_installed_here(tmp_path: Path):
+    arguments = ("join", NOWHERE, "--backend", "vllm", "--patience", "0")
+    program = f"import sys; sys.modules['vllm'] = None\n{PROGRAM}"
+    here = run(*arguments, state=tmp_path, program=program)
+    there = run(*arguments, "--backend-python", sys.executable, state=tmp_path, program=program)
+    assert here.returncode == 6 and "vllm is not installed (vllm missing)" in here.stderr
+    assert "not installed" not in there.stderr and there.returncode != 6
+
+
 def test_a_backend_that_is_not_installed_ends_with_code_6_and_how_to_install_it(tmp_path: Path):
     program = "import sys; sys.modules['transformers'] = None\nfrom echo_node.cli import main; main()"
     done = run("join", NOWHERE, "--backend", "torch", state=tmp_path, program=program)
