@@ -29,7 +29,9 @@ PASS_TOKENS = 512
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 """ggml's number for each type that the key-value memory may have."""
 _MAGIC = b"GGUF"
-_ENABLED, _AUTO = 1, -1
+_DISABLED, _ENABLED = 0, 1
+_PAGE_TOKENS = 256
+"""llama.cpp rounds a sequence's memory up to this many tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,8 @@ class LlamaContext:
             raise OutOfMemory(f"llama_decode of {len(ids)} tokens: {complaints()}")
         if code != 0:
             raise BackendFailed(f"llama_decode of {len(ids)} tokens ended with code {code}: {complaints()}")
+        if not outputs:
+            return np.empty((0, self._rows), np.float32)
         # Waits for devices, and puts the rows into the order of the batch.
         return np.ctypeslib.as_array(self._get_logits(self._handle), shape=(outputs, self._rows))
 
@@ -202,7 +206,7 @@ class _Batch:
 
 def _context_params(lib: Any, shape: ContextShape) -> Any:
     params = lib.llama_context_default_params()
-    params.n_ctx = shape.sequences * shape.tokens_per_sequence
+    params.n_ctx = shape.sequences * -(-shape.tokens_per_sequence // _PAGE_TOKENS) * _PAGE_TOKENS
     params.n_seq_max = shape.sequences
     params.n_batch = shape.batch_tokens
     params.n_ubatch = min(PASS_TOKENS, shape.batch_tokens)
@@ -210,8 +214,8 @@ def _context_params(lib: Any, shape: ContextShape) -> Any:
     params.n_outputs_max = shape.sequences
     params.n_threads = params.n_threads_batch = shape.threads
     params.type_k = params.type_v = KV_TYPES[shape.kv]
-    # A quantised memory of values needs it; else llama.cpp knows where it pays.
-    params.flash_attn_type = _ENABLED if shape.kv == "q8_0" else _AUTO
+    # Its flash attention takes keys and values as 16 bits, whatever they are stored in, and a quantised memory needs it.
+    params.flash_attn_type = _DISABLED if shape.kv == "f32" else _ENABLED
     params.offload_kqv = shape.offload
     params.kv_unified = False
     params.no_perf = True

@@ -199,10 +199,14 @@ class LlamaCppEngine:
                 continue
             self.evaluated_prompt_tokens += count
             waited = table.evaluated(slot, count)
-            if slot.complete and self._is_needed(slot.prompt):
-                self._known[slot.prompt] = logits[place_of[slot.index]].copy()
-            drawing += waited
-            places += [place_of[slot.index]] * len(waited)
+            if slot.complete:
+                place = place_of[slot.index]
+                if self._is_needed(slot.prompt):
+                    self._known[slot.prompt] = logits[place].copy()
+                drawing += waited
+                places += [place] * len(waited)
+        if not drawing:
+            return []
         return self._advance(table, drawing, logits if len(places) == len(logits) else logits[places])
 
     def _advance(self, table: SlotTable, slots: list[Slot], logits: Floats) -> list[Outcome]:

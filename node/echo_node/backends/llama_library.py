@@ -15,7 +15,7 @@ from typing import Any
 from echo_swarm.errors import BackendFailed
 
 DISTRIBUTION = "llama-cpp-python"
-_ERROR = 3
+_ERROR = 4
 """ggml's log level for what went wrong."""
 _FTYPES = {
     0: "f32",
