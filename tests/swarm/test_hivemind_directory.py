@@ -151,6 +151,58 @@ async def test_only_the_owner_can_store_under_its_name_and_only_within_bounds() 
         assert len(victim.node.protocol.storage.quota) == 1
 
 
+async def flood(one: Peer, records: list[tuple[Identity, str]], *, size: int) -> int:
+    """Send a record of each signer under each topic straight to the first peer; return how many it took."""
+    from hivemind.dht.routing import DHTID
+    from hivemind.dht.validation import DHTRecord
+
+    from echo_swarm.directory.validator import SignedRecordValidator, subkey_of
+
+    target = next(iter(one.node.protocol.routing_table.uid_to_peer_id.values()))
+    expires_at, payload, taken = time.time() + 600, codec.encode(bytes(size)), 0
+    for begin in range(0, len(records), 250):
+        part = [(signer, DHTID.generate(source=topic)) for signer, topic in records[begin : begin + 250]]
+        values = [
+            SignedRecordValidator(signer).sign_value(
+                DHTRecord(key.to_bytes(), subkey_of(signer.public_key), payload, expires_at)
+            )
+            for signer, key in part
+        ]
+        keys, owners = [key for _, key in part], [signer.public_key for signer, _ in part]
+        answer = await one.node.protocol.call_store(target, keys, values, expires_at, subkeys=owners)
+        taken += sum(map(bool, answer or ()))
+    return taken
+
+
+async def test_thousands_of_records_of_one_signer_or_of_many_neither_grow_nor_hide_the_directory() -> None:
+    from echo_swarm.directory.rules import MAX_BYTES, MAX_BYTES_PER_TOPIC, MAX_TOPICS_PER_SIGNER, Refusal
+
+    def head(version: int) -> bytes:
+        record = HeadRecord(run_id=RUN, policy_version=version, manifest_digest=bytes(32), issued_at=time.time())
+        return seal(owner.identity, record)
+
+    async with peer() as victim, peer(victim.host.addresses) as owner, peer(victim.host.addresses) as attacker:
+        storage = victim.node.protocol.storage
+        assert await owner.directory.announce(head_topic(RUN), head(1), ttl_s=60)
+        # One signer under ever new topics.
+        mine = [(attacker.identity, f"topic {i}") for i in range(2000)]
+        assert await flood(attacker, mine, size=700) == MAX_TOPICS_PER_SIGNER
+        # Many signers under the one topic that every node reads.
+        many = [(Identity.generate(), head_topic(RUN)) for _ in range(2500)]
+        assert await flood(attacker, many, size=1000) < MAX_BYTES_PER_TOPIC // 1000
+        assert storage.refused[Refusal.TOPIC_FULL] > 400
+        # And under many topics, until nothing more fits.
+        elsewhere = [(Identity.generate(), f"other topic {i % 50}") for i in range(1500)]
+        assert await flood(attacker, elsewhere, size=1000) < (MAX_BYTES - MAX_BYTES_PER_TOPIC) // 1000 + 1
+        assert storage.refused[Refusal.FULL] > 0 and len(storage.quota) < MAX_BYTES // 1000 + MAX_TOPICS_PER_SIGNER
+        # The owner's record is still there, and can still be replaced.
+        assert await owner.directory.announce(head_topic(RUN), head(2), ttl_s=60)
+        found = newest_head(
+            await attacker.directory.find(head_topic(RUN)), run_id=RUN, run_key=owner.identity.public_key
+        )
+        assert found is not None and found.policy_version == 2
+
+
 async def test_somebody_elses_old_record_cannot_be_given_a_later_expiry() -> None:
     from hivemind.dht.routing import DHTID
 
