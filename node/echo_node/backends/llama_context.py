@@ -214,7 +214,7 @@ def _context_params(lib: Any, shape: ContextShape) -> Any:
     params.n_outputs_max = shape.sequences
     params.n_threads = params.n_threads_batch = shape.threads
     params.type_k = params.type_v = KV_TYPES[shape.kv]
-    # Its flash attention takes keys and values as 16 bits, whatever they are stored in, and a quantised memory needs it.
+    # Its flash attention takes keys and values as 16 bits, however they are stored; a quantised memory needs it.
     params.flash_attn_type = _DISABLED if shape.kv == "f32" else _ENABLED
     params.offload_kqv = shape.offload
     params.kv_unified = False
