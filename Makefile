@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LLAMA := $(VENV)/.llama-cpp
 
-.PHONY: demo test check bench install clean
+.PHONY: demo test test-backends check bench install vllm-env clean
 
 install: $(STAMP)
 
@@ -25,6 +26,21 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
+# The samplers that `make install` leaves out, since llama.cpp compiles and vLLM is large.
+test-backends: $(LLAMA) vllm-env
+	$(BIN)/python -m pytest tests/backends
+
+$(LLAMA): $(STAMP)
+	@echo "Installing llama.cpp into $(VENV) (compiles for about ten minutes on two cores; pip keeps the result) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[dev,llama-cpp]'
+	@$(BIN)/python -m pip check
+	@touch $(LLAMA)
+
+# vLLM pins so much that it gets an environment of its own, .venv-vllm; does nothing when that is up to date.
+vllm-env: $(STAMP)
+	$(BIN)/python tools/make_vllm_env.py
+
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -36,4 +52,4 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) runs/demo
+	rm -rf $(VENV) .venv-vllm runs/demo
