@@ -2,22 +2,32 @@
 
 import json
 import struct
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import numpy as np
 import pytest
 
+from echo_coordinator.loops.publishing import Publishing
+from echo_coordinator.publisher import Publisher
 from echo_coordinator.publisher.gguf.convert import GgufConverter
+from echo_coordinator.state.run_state import RunFacts, open_run
+from echo_coordinator.state.work_settings import WorkSettings
 from echo_node.wanted import Wanted
 from echo_swarm.checkpoint.gguf_file import check_gguf
+from echo_swarm.checkpoint.store import SLACK_BYTES, VersionStore
+from echo_swarm.clock import ManualClock
 from echo_swarm.errors import UsageError
+from echo_swarm.identity import Identity
 from echo_swarm.manifest import ArtifactKind
 from tests.swarm.support import stand_ins
 from tests.swarm.support.whole_run import WholeRun, make_run
 
 pytestmark = pytest.mark.anyio
 
+RUN_ID = "ab" * 16
 GGUF = Wanted(kind=ArtifactKind.GGUF, precisions=("q8_0",))
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -120,6 +130,51 @@ async def test_a_child_that_dies_is_a_failure_with_its_last_words(tmp_path: Path
     converted = await converter_of(tmp_path, "f32", "f16").convert(tmp_path / "w.safetensors")
     assert converted.files == ()
     assert len(converted.failures) == 2 and "out of luck" in converted.failures[0]
+
+
+@asynccontextmanager
+async def publishing_of(folder: Path, converter: GgufConverter, **store: object) -> AsyncGenerator[Publishing]:
+    """Open what publishes, and the database beside it; again on the same folder is a restart."""
+    identity, clock = Identity.from_seed(bytes(32)), ManualClock()
+    held = VersionStore(folder / "store", RUN_ID, **store)
+    publisher = Publisher(identity=identity, store=held, clock=clock, max_staleness=1, keep_versions=2)
+    facts = RunFacts(run_id=RUN_ID, vocabulary_size=64, end_token_ids=(0,))
+    async with open_run(folder / "state.db", WorkSettings(), facts, clock) as state:
+        yield Publishing(
+            state=state,
+            publisher=publisher,
+            identity=identity,
+            clock=clock,
+            precision="float32",
+            converter=converter,
+        )
+
+
+async def test_a_disk_with_room_for_the_weights_alone_takes_the_weights(tmp_path: Path):
+    weights = tmp_path / "w.safetensors"
+    weights.write_bytes(llama(1))
+    room = SLACK_BYTES + weights.stat().st_size + 1000
+    async with publishing_of(tmp_path, converter_of(tmp_path, "f32"), free=lambda folder: room) as publishing:
+        published = await publishing.publish(0, weights)
+        (warning,) = publishing.warnings
+    assert [artifact.kind for artifact in published.message.artifacts] == [ArtifactKind.SAFETENSORS]
+    assert warning.startswith("version 0 is published without gguf: version 0 needs ")
+    assert not (tmp_path / "gguf").exists()
+
+
+async def test_a_version_that_exists_is_published_again_as_it_is_whatever_the_settings_say_now(tmp_path: Path):
+    weights = tmp_path / "w.safetensors"
+    weights.write_bytes(llama(1))
+    async with publishing_of(tmp_path, converter_of(tmp_path, "q8_0")) as publishing:
+        first = await publishing.publish(0, weights)
+        assert publishing.warnings == []
+    async with publishing_of(tmp_path, converter_of(tmp_path, "q8_0", "f16")) as publishing:
+        assert (await publishing.publish(0, weights)).raw == first.raw
+        assert publishing.warnings == ["version 0 is published without gguf f16"]
+        weights.write_bytes(llama(2))
+        second = await publishing.publish(1, weights)
+        assert publishing.warnings == []
+    assert [artifact.precision for artifact in second.message.artifacts] == ["float32", "q8_0", "f16"]
 
 
 async def test_a_run_that_asks_for_what_its_model_cannot_have_does_not_start(tmp_path: Path):

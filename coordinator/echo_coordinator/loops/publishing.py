@@ -45,14 +45,26 @@ class Publishing:
         self._clock = clock
         self._precision = precision
         self._converter = converter
-        self.warnings: list[str] = []
-        """What the newest version lacks, and why."""
+        self._missed: tuple[int, list[str]] = (-1, [])
+        """A version, and what it was published without, with the reason."""
         self._changed = anyio.Event()
 
     @property
     def head(self) -> Published | None:
         """The newest published version."""
         return self._publisher.head
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the newest version lacks of what the settings ask for; why, as far as this process knows."""
+        head = self.head
+        if head is None:
+            return []
+        version, missed = self._missed
+        if version != head.message.policy_version:
+            there = {artifact.precision for artifact in head.message.artifacts if artifact.kind is ArtifactKind.GGUF}
+            missed = [f"gguf {precision}" for precision in self._converter.precisions if precision not in there]
+        return [f"version {head.message.policy_version} is published without {what}" for what in missed]
 
     async def publish(self, version: int, weights: Path) -> Published:
         """Make a version fetchable. Made again with the same weights after a crash, it changes nothing."""
@@ -85,7 +97,7 @@ class Publishing:
                 published = await self._publish(version, [file])
         finally:
             await anyio.to_thread.run_sync(self._converter.clean)
-        self.warnings = [f"version {version} is published without {failure}" for failure in failures]
+        self._missed = version, failures
         for warning in self.warnings:
             log.error("%s", warning)
             self._state.core.counters.add(WORK, "failed_conversions")

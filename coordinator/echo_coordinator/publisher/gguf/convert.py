@@ -46,7 +46,7 @@ class GgufConverter:
     """
 
     def __init__(self, *, precisions: Sequence[str], config: Path, folder: Path, log_path: Path) -> None:
-        self._precisions = tuple(precisions)
+        self.precisions = tuple(precisions)
         self._config = config
         self._folder = folder
         self._log_path = log_path
@@ -58,7 +58,7 @@ class GgufConverter:
             UsageError: the model cannot be written as GGUF, or the package is missing; says what to change.
 
         """
-        if not self._precisions:
+        if not self.precisions:
             return
         if importlib.util.find_spec("gguf") is None:
             raise UsageError("publish.gguf needs the package gguf; run: pip install gguf, or remove the setting")
@@ -69,9 +69,9 @@ class GgufConverter:
 
     async def convert(self, weights: Path) -> Converted:
         """Convert a safetensors file. Call `clean` once the files are published."""
-        if not self._precisions:
+        if not self.precisions:
             return Converted(files=(), failures=())
-        reasons = dict.fromkeys(self._precisions, "not converted")
+        reasons = dict.fromkeys(self.precisions, "not converted")
         try:
             with explained(self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -92,11 +92,15 @@ class GgufConverter:
 
     async def _run(self, weights: Path, reasons: dict[str, str]) -> None:
         """Fill in `reasons`: empty for what was written. Raises BackendFailed for what is then left."""
-        arguments = [str(weights), str(self._config), str(self._folder), *self._precisions]
+        arguments = [str(weights), str(self._config), str(self._folder), *self.precisions]
         async with start_child(
-            "echo_coordinator.publisher.gguf.child", arguments, name="the conversion to GGUF", log_path=self._log_path
+            "echo_coordinator.publisher.gguf.child",
+            arguments,
+            name="the conversion to GGUF",
+            log_path=self._log_path,
+            grace_s=1.0,
         ) as child:
-            for precision in self._precisions:
+            for precision in self.precisions:
                 frame = await child.receive(timeout_s=DEADLINE_S)
                 if frame.get("precision") != precision:
                     raise BackendFailed(f"the conversion to GGUF answered out of turn; see {self._log_path}")
