@@ -12,6 +12,7 @@ its caller keeps them without holes.
 """
 
 import ctypes
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ class LlamaModel:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         complaints()
-        handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
             raise LoadRefused(f"llama.cpp cannot load {path.name}: {complaints()}")
         return cls(handle)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.backends.options import TorchOptions
+from echo_node.backends.options import NEEDS, LlamaCppOptions, TorchOptions
 from echo_node.hardware import choose, needed_bytes
 from echo_node.machine import Gpu, Machine, cgroup_room_bytes, parse_gpus, probe
 from echo_node.model_shape import ModelShape
@@ -144,3 +144,16 @@ def test_this_machine_can_be_described() -> None:
     found = probe()
     assert found.cpu_count >= 1 and found.available_bytes > 0
     assert "of memory free" in found.describe()
+
+
+def test_llama_cpp_gets_every_cpu_and_the_batch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NEEDS, "llama_cpp", ())  # whether or not it is installed here
+    choice = choose("llama_cpp", run_of(QWEN3_06B), machine(available_bytes=6 * GIB))
+    # 57,344 numbers of 16 bits for each of 1,536 tokens: 168 MiB a completion beside 1.1 GiB of weights.
+    assert isinstance(choice.options, LlamaCppOptions)
+    assert choice.options.threads == 4 and 16 <= choice.batch <= 24
+    assert "llama_cpp, 4 threads" in choice.text
+    half = choose("llama_cpp:context=768,threads=2", run_of(QWEN3_06B), machine(available_bytes=6 * GIB))
+    assert half.batch == 32 and half.options.model_dump()["threads"] == 2
+    with pytest.raises(BackendFailed, match=r"does not fit: 596,049,920 parameters .* a batch of 64 need"):
+        choose("llama_cpp:batch=64", run_of(QWEN3_06B), machine(available_bytes=6 * GIB))
