@@ -40,6 +40,10 @@ class TorchOptions(EngineOptions):
     isolate: bool = False
     """Never let requests of different submit calls share a forward pass: exact repetition, at the price of speed."""
 
+    def wanted(self) -> Wanted:
+        """Return safetensors: an adapter with its base, or a whole model."""
+        return Wanted(adapter=ArtifactKind.LORA)
+
 
 class LlamaCppOptions(EngineOptions):
     """Settings of the llama.cpp engine."""
@@ -95,6 +99,9 @@ class VllmOptions(EngineOptions):
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_DO_NOT_TRACK": "1",
             "DO_NOT_TRACK": "1",
+            # Threads that spin at barriers wait for threads that others' work keeps from running: four to seven times
+            # slower on a machine that is not idle.
+            "OMP_WAIT_POLICY": "passive",
         }
 
 
@@ -108,6 +115,8 @@ class ScriptedOptions(EngineOptions):
     length: Annotated[int, Field(ge=1, le=1 << 17)] = 8
     """Mean completion length, tokens, the end token included."""
     length_sigma: Annotated[float, Field(ge=0, le=4)] = 0.5
+    scores: bool = False
+    """Answer probes. Only a trainer that is scripted as well gives the same values."""
 
 
 OPTIONS: dict[str, type[EngineOptions]] = {
