@@ -195,6 +195,8 @@ def describe_exit(code: int) -> str:
     """Return an exit status in words."""
     if code >= 0:
         return f"exit code {code}"
+    if os.name == "posix" and code == -signal.SIGILL:
+        return "signal SIGILL: a library in it was built for another processor; install a build for this one"
     try:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from echo_node.activity import Activity
 from echo_node.backends.base import Backend
-from echo_node.backends.child import start_backend
 from echo_node.backends.options import read_option
+from echo_node.backends.tested import Verdicts, open_tested
 from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths
 from echo_node.display import Display
@@ -84,7 +84,8 @@ def _backend_opener(
     display.emit(f"sampling with {choice.text}")
     log_path = StatePaths(state_dir=config.state_dir, run_id=invite.run).backend_log
     python = str(config.backend_python or sys.executable)
-    return lambda: start_backend(choice.options, log_path=log_path, python=python)
+    verdicts = Verdicts(config.state_dir)
+    return lambda: open_tested(choice.options, log_path=log_path, verdicts=verdicts, emit=display.emit, python=python)
 
 
 def _option(config: NodeConfig) -> str:

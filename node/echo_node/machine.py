@@ -11,6 +11,12 @@ import psutil
 _NO_LIMIT_BYTES = 1 << 60
 """cgroup v1 writes a huge number where there is no limit."""
 
+_VECTOR_FLAGS = (
+    *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve"),
+)
+"""x86, then ARM. A build for one that is missing ends with an illegal instruction."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
@@ -53,6 +59,16 @@ def cpu_count() -> int:
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_cpus(Path("/sys/fs/cgroup"))
     return max(1, count if quota is None else min(count, round(quota)))
+
+
+def cpu_flags() -> tuple[str, ...]:
+    """Return which of `_VECTOR_FLAGS` this processor has; nothing where that cannot be told."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    line = next((line for line in text.splitlines() if line.lower().startswith(("flags", "features"))), "")
+    return tuple(flag for flag in _VECTOR_FLAGS if flag in line.split())
 
 
 def _available_bytes() -> int:

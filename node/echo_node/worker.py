@@ -20,6 +20,7 @@ from anyio import to_thread
 from echo_node.activity import Activity, Part, Rate
 from echo_node.backends.base import Backend
 from echo_node.backends.restart import RestartPolicy
+from echo_node.backends.self_test import SelfTestFailed
 from echo_node.backoff import Backoff
 from echo_node.harvest import MAX_PER_SUBMISSION, Harvest
 from echo_node.lease_book import LeaseBook
@@ -157,6 +158,8 @@ class Worker:
                     await sampler.run()
             except* BackendFailed as group:
                 failure = _leaves(group)[0]
+            if isinstance(failure, SelfTestFailed):
+                raise SelfTestFailed(f"this node does not join: {failure}")
             self._give_back(self._book.drop(self._book.ids), f"the backend failed: {failure}", failed=False)
             delay_s = self._restarts.failed(self._clock.monotonic_s())
             if delay_s is None:
