@@ -4,12 +4,12 @@ import anyio
 
 from echo_node.activity import Activity, Part
 from echo_node.backoff import Backoff
-from echo_swarm.checkpoint.blob import BlobClient
-from echo_swarm.checkpoint.trust import check_run_manifest
+from echo_swarm.checkpoint.blob import BlobClient, ask_manifest
+from echo_swarm.checkpoint.trust import TrustedHead, check_run_manifest
 from echo_swarm.clock import Clock
-from echo_swarm.errors import PeerUnreachable, RemoteError, RunNotFound
+from echo_swarm.errors import PeerFault, PeerUnreachable, RemoteError, RunNotFound
 from echo_swarm.invite import Invite
-from echo_swarm.manifest import RunManifest
+from echo_swarm.manifest import CheckpointManifest, RunManifest
 from echo_swarm.transport.base import Host
 
 ANSWER_S = 15.0
@@ -49,3 +49,16 @@ async def learn_run(host: Host, invite: Invite, *, clock: Clock, activity: Activ
                 ) from e
         activity.waits(Part.LINK, "the coordinator", problem)
         await anyio.sleep(backoff.next_s())
+
+
+async def learn_head(host: Host, invite: Invite, *, clock: Clock) -> CheckpointManifest | None:
+    """Return the newest version's manifest as the coordinator has it now; None when there is none, or no good one.
+
+    Only for choosing a backend: what is trusted is learnt anew by policy sync.
+    """
+    trusted = TrustedHead(run_id=invite.run, publisher_key=invite.key)
+    try:
+        raw = await ask_manifest(host, invite.coordinator, invite.run, timeout_s=ANSWER_S)
+        return trusted.update(raw, clock.wall_s()).message
+    except (PeerUnreachable, PeerFault):
+        return None

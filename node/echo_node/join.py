@@ -13,6 +13,7 @@ from rich.console import Console
 from echo_node.activity import Activity
 from echo_node.backends.base import Backend
 from echo_node.backends.options import read_option
+from echo_node.backends.survey import survey
 from echo_node.backends.tested import Verdicts, open_tested
 from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths
@@ -20,7 +21,7 @@ from echo_node.display import Display
 from echo_node.hardware import BackendChoice, choose, probe, require_backend
 from echo_node.hosts import Network, open_network
 from echo_node.instance import Instance, claim_identity
-from echo_node.introduction import learn_run
+from echo_node.introduction import learn_head, learn_run
 from echo_node.node import Node, NodeSeams, Outcome
 from echo_node.status import summary_lines
 from echo_node.wanted import Wanted
@@ -66,7 +67,14 @@ async def _join(config: NodeConfig, invite: Invite, instance: Instance, display:
                     network.host, invite, clock=clock, activity=activity, patience_s=config.patience_s
                 )
                 # Looked at again: waiting for the coordinator can take long, and memory come and go.
-                choice = choose(_option(config), run, await to_thread.run_sync(probe), elsewhere=elsewhere)
+                choice = choose(
+                    _option(config),
+                    run,
+                    await to_thread.run_sync(probe),
+                    elsewhere=elsewhere,
+                    survey=await to_thread.run_sync(survey, _python(config)),
+                    head=await learn_head(network.host, invite, clock=clock),
+                )
                 open_backend = _backend_opener(config, choice, invite, display)
                 seams = _seams(network, instance, clock, open_backend, choice.options.wanted(), display)
                 node = Node(config, invite, seams)
@@ -81,11 +89,17 @@ async def _join(config: NodeConfig, invite: Invite, instance: Instance, display:
 def _backend_opener(
     config: NodeConfig, choice: BackendChoice, invite: Invite, display: Display
 ) -> Callable[[], AbstractAsyncContextManager[Backend]]:
+    for reason in choice.reasons:
+        display.emit(f"--backend auto: {reason}")
     display.emit(f"sampling with {choice.text}")
     log_path = StatePaths(state_dir=config.state_dir, run_id=invite.run).backend_log
-    python = str(config.backend_python or sys.executable)
+    python = _python(config)
     verdicts = Verdicts(config.state_dir)
     return lambda: open_tested(choice.options, log_path=log_path, verdicts=verdicts, emit=display.emit, python=python)
+
+
+def _python(config: NodeConfig) -> str:
+    return str(config.backend_python or sys.executable)
 
 
 def _option(config: NodeConfig) -> str:

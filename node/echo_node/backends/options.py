@@ -128,8 +128,8 @@ OPTIONS: dict[str, type[EngineOptions]] = {
 """The engines there are. `serve.make_engine` knows how to build each."""
 NEEDS: dict[str, tuple[str, ...]] = {"torch": ("torch", "transformers"), "llama_cpp": ("llama_cpp",), "vllm": ("vllm",)}
 """Modules an engine imports; the extra of its name installs them (`pip install 'echo-swarm[torch]'`)."""
-PREFERRED = ("torch", "llama_cpp")
-"""What `auto` looks for, in this order. vLLM joins this list with its engine."""
+PREFERRED = ("torch", "llama_cpp", "vllm")
+"""Of which one must be there before a run is dialled with `auto`. What suits it is decided in `hardware`."""
 
 
 def read_option(text: str | None, *, elsewhere: bool = False) -> tuple[str, EngineOptions, frozenset[str]]:
