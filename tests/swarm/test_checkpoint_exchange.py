@@ -138,7 +138,7 @@ async def swarm_in(folder: Path, **options):
 
 
 async def fetched(fetcher: Fetcher, version: Version, sources, **options):
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         report = await fetcher.fetch(version.signed, version.artifact, sources, **options)
     assert report.path.read_bytes() == version.data
     return report
@@ -310,7 +310,7 @@ async def test_without_a_source_the_error_names_each_and_why_and_a_later_try_goe
         got_seven = anyio.Event()
 
         async def first_try():
-            with pytest.raises(SourcesExhausted) as caught, anyio.fail_after(20):
+            with pytest.raises(SourcesExhausted) as caught, anyio.fail_after(120):
                 await fetcher.fetch(
                     version.signed,
                     version.artifact,
@@ -323,7 +323,7 @@ async def test_without_a_source_the_error_names_each_and_why_and_a_later_try_goe
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(first_try)
-            with anyio.fail_after(10):
+            with anyio.fail_after(120):
                 await got_seven.wait()
             # It has nothing more to give and goes away.
             partly.store.close_partial(partly.store._open[version.artifact.digest])

@@ -12,6 +12,7 @@ import pytest
 
 from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.publisher import Publisher
+from echo_coordinator.publisher.contents import WholeModel
 from echo_coordinator.publisher.gguf.convert import GgufConverter
 from echo_coordinator.state.run_state import RunFacts, open_run
 from echo_coordinator.state.work_settings import WorkSettings
@@ -145,8 +146,7 @@ async def publishing_of(folder: Path, converter: GgufConverter, **store: object)
             publisher=publisher,
             identity=identity,
             clock=clock,
-            precision="float32",
-            converter=converter,
+            contents=WholeModel(precision="float32", converter=converter),
         )
 
 
@@ -189,7 +189,7 @@ async def test_peers_of_both_kinds_train_one_run_and_a_failed_conversion_stops_n
     monkeypatch.setattr(stand_ins, "weights", lambda version, _=0: llama(version, broken=version == 2))
     run = gguf_run(tmp_path, "q8_0", updates=4, max_staleness=2)
     async with run.coordinator() as coordinator, run.node("torch"), run.node("laptop", wanted_files=GGUF) as laptop:
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             await coordinator.ended.wait()
         status = coordinator.reporter.status()
         events = await coordinator.state.core.events(50)

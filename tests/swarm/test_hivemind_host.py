@@ -101,7 +101,7 @@ async def test_the_peer_id_is_that_of_the_key() -> None:
 async def test_one_living_bootstrap_among_dead_ones_is_enough(closed_ports: list[int]) -> None:
     async with open_hivemind_host(Identity.generate(), listen=LOOPBACK) as good:
         dead = [address(port, Identity.generate().peer_id) for port in closed_ports]
-        with anyio.fail_after(15):
+        with anyio.fail_after(120):
             async with open_hivemind_host(
                 Identity.generate(), listen=(), bootstrap=[dead[0], *good.addresses, dead[1]]
             ) as host:
@@ -115,7 +115,7 @@ async def test_dead_bootstraps_only_are_named_each_with_its_reason(closed_ports:
         # Accepts TCP and then says nothing, as an overloaded machine does.
         ports = [*closed_ports, mute.getsockname()[1]]
         dead = [address(port, Identity.generate().peer_id) for port in ports]
-        with anyio.fail_after(15), pytest.raises(BootstrapFailed) as caught:
+        with anyio.fail_after(120), pytest.raises(BootstrapFailed) as caught:
             async with open_hivemind_host(Identity.generate(), listen=(), bootstrap=dead, dial_timeout_s=3):
                 pytest.fail("joined nobody")
     assert set(caught.value.failures) == set(dead)
@@ -133,7 +133,7 @@ async def test_a_bootstrap_that_accepts_and_answers_only_much_later_is_waited_fo
             if len(retries) == 2:
                 proxy.answering.set()
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             async with open_hivemind_host(
                 Identity.generate(),
                 listen=(),
@@ -149,7 +149,7 @@ async def test_a_helper_that_does_not_start_is_told_from_a_bootstrap_that_does_n
     silent = tmp_path / "silent"
     silent.write_text("#!/bin/sh\nexec sleep 60\n")
     silent.chmod(0o755)
-    with anyio.fail_after(10), pytest.raises(DaemonFailed, match=r"did not start within 0\.5 s"):
+    with anyio.fail_after(120), pytest.raises(DaemonFailed, match=r"did not start within 0\.5 s"):
         async with open_hivemind_host(Identity.generate(), helper=silent, start_timeout_s=0.5):
             pytest.fail("started")
 
@@ -158,7 +158,7 @@ async def test_a_helper_that_ends_at_once_is_quoted(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho the reason why\nexit 1\n")
     broken.chmod(0o755)
-    with anyio.fail_after(10), pytest.raises(DaemonFailed, match="the reason why"):
+    with anyio.fail_after(120), pytest.raises(DaemonFailed, match="the reason why"):
         async with open_hivemind_host(Identity.generate(), helper=broken):
             pytest.fail("started")
 
@@ -167,7 +167,7 @@ async def test_a_helper_for_another_platform_is_named_as_such(tmp_path: Path) ->
     foreign = tmp_path / "foreign"
     foreign.write_bytes(b"\xcf\xfa\xed\xfe" + bytes(100))
     foreign.chmod(0o755)
-    with anyio.fail_after(10), pytest.raises(DaemonFailed, match="platform"):
+    with anyio.fail_after(120), pytest.raises(DaemonFailed, match="platform"):
         async with open_hivemind_host(Identity.generate(), helper=foreign):
             pytest.fail("started")
     with pytest.raises(DaemonFailed, match="platform"):
@@ -176,7 +176,7 @@ async def test_a_helper_for_another_platform_is_named_as_such(tmp_path: Path) ->
 
 
 async def test_the_death_of_the_helper_cancels_the_block_and_is_named() -> None:
-    with anyio.fail_after(20), pytest.raises(DaemonFailed, match="died while in use"):
+    with anyio.fail_after(120), pytest.raises(DaemonFailed, match="died while in use"):
         async with open_hivemind_host(Identity.generate(), listen=LOOPBACK) as host:
             os.kill(host.daemon.pid, signal.SIGKILL)
             await anyio.sleep_forever()
@@ -210,7 +210,7 @@ async def test_a_peer_that_restarts_on_its_port_is_reached_by_the_next_calls() -
 
 async def _call_until_answered(client: RpcClient) -> dict[str, object]:
     # The helper does not dial again for some 5 s after a failed attempt.
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         while True:
             try:
                 return await client.call("echo", {"n": 1}, timeout_s=5)
@@ -234,7 +234,7 @@ async def test_a_burst_of_streams_is_served_completely() -> None:
             nonlocal answered
             async with await b.open_stream(a.peer_id, PROTOCOL, timeout_s=30) as stream:
                 await stream.send(b"x")
-                with anyio.fail_after(30):
+                with anyio.fail_after(120):
                     assert await stream.receive() == b"x"
             answered += 1
 
@@ -264,13 +264,13 @@ anyio.run(main)
 async def start_child() -> tuple[Process, int]:
     process = await anyio.open_process([sys.executable, "-c", CHILD], stdout=PIPE, stderr=None)
     assert process.stdout is not None
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         pid = int(await process.stdout.receive())
     return process, pid
 
 
 async def wait_until_gone(pid: int) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(120):
         while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
             await anyio.sleep(0.02)
 

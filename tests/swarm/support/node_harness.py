@@ -21,7 +21,7 @@ from echo_swarm.transport.memory import MemoryHost, MemoryNetwork
 from tests.swarm.support.fake_coordinator import FakeCoordinator
 from tests.swarm.support.puppet_backend import PuppetBackend
 
-PATIENCE_S = 10.0
+PATIENCE_S = 120.0
 """After this a test fails; nothing is expected to take so long."""
 
 

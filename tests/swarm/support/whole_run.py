@@ -121,7 +121,7 @@ async def _run(running: RunningNode) -> None:
 
 def make_run(folder: Path, *, updates: int | None = None, eval_every: int = 0, **work: Any) -> WholeRun:
     """Make a run's folder; `work` are settings of WorkSettings."""
-    chosen = {"group_size": 4, "groups_per_update": 2, "max_tokens": 16, "beat_s": 0.2, "max_staleness": 2, **work}
+    chosen = {"group_size": 4, "groups_per_update": 2, "max_tokens": 16, "beat_s": 1.0, "max_staleness": 2, **work}
     settings = RunSettings(
         run=RunSection(id=secrets.token_hex(16), name="whole-run", updates=updates),
         environment=EnvironmentSection(name="stand_in", max_prompt_tokens=16),

@@ -17,7 +17,7 @@ from echo_swarm.children import MAX_LOG_BYTES, Child, describe_exit, last_line, 
 from echo_swarm.errors import BackendFailed
 
 pytestmark = pytest.mark.anyio
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def program(name: str, folder: Path, *, grace_s: float = 5.0) -> AbstractAsyncContextManager[Child]:
