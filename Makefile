@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LLAMA := $(VENV)/.llama-cpp
 
-.PHONY: demo test test-backends check bench install vllm-env clean
+.PHONY: demo demo-mixed test test-backends check bench install vllm-env clean
 
 install: $(STAMP)
 
@@ -21,6 +21,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/echo-coordinator demo
+
+# The demo with a torch, a llama.cpp and a vLLM node; installs the last two.
+demo-mixed: $(LLAMA) vllm-env
+	$(BIN)/echo-coordinator demo --mixed --folder runs/demo-mixed
 
 # One process for each core; the tests of a file stay together, since they share a swarm.
 test: $(STAMP)
@@ -52,4 +56,4 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .venv-vllm runs/demo
+	rm -rf $(VENV) .venv-vllm runs/demo runs/demo-mixed

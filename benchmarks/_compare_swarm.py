@@ -15,6 +15,7 @@ import anyio
 
 from echo_coordinator.config import RunSettings
 from echo_coordinator.demo.processes import Peers
+from echo_coordinator.demo.recipe import TORCH
 from echo_coordinator.demo.run_file import write_demo_run
 from echo_coordinator.demo.swarm import Swarm
 from echo_swarm.errors import BackendFailed
@@ -67,7 +68,7 @@ async def _train(swarm: Swarm, nodes: int) -> tuple[float, RunStatus]:
     coordinator = swarm.start_coordinator()
     invite = await swarm.wait_for_invite(coordinator)
     await swarm.pause()
-    swarm.start_nodes(invite, nodes)
+    swarm.start_nodes(invite, [TORCH] * nodes)
     await swarm.wait_for_nodes(nodes)
     resumed = time.time()
     await swarm.resume()

@@ -116,11 +116,18 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Where it works.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Of model, prompts and sampling.")] = 0,
     nodes: Annotated[int, typer.Option(min=1, max=16, help="Node processes.")] = 3,
+    mixed: Annotated[bool, typer.Option("--mixed", help="One node each on torch, llama.cpp and vLLM instead.")] = False,
+    vllm_python: Annotated[
+        Path, typer.Option(help="With --mixed: the interpreter of the environment that has vLLM.")
+    ] = Path(".venv-vllm/bin/python"),
 ) -> None:
     """Train a small real model with a coordinator and three nodes on this machine, in minutes."""
     from echo_coordinator.demo.launch import run_demo
+    from echo_coordinator.demo.recipe import TORCH
+    from echo_coordinator.demo.recipe import mixed as mixed_backends
 
-    raise typer.Exit(run_demo(folder, seed=seed, nodes=nodes))
+    backends = mixed_backends(str(vllm_python)) if mixed else (TORCH,) * nodes
+    raise typer.Exit(run_demo(folder, seed=seed, backends=backends, gguf=mixed))
 
 
 def main() -> None:

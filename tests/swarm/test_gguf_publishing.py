@@ -12,7 +12,6 @@ import pytest
 
 from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.publisher import Publisher
-from echo_coordinator.publisher.contents import WholeModel
 from echo_coordinator.publisher.gguf.convert import GgufConverter
 from echo_coordinator.state.run_state import RunFacts, open_run
 from echo_coordinator.state.work_settings import WorkSettings
@@ -146,7 +145,8 @@ async def publishing_of(folder: Path, converter: GgufConverter, **store: object)
             publisher=publisher,
             identity=identity,
             clock=clock,
-            contents=WholeModel(precision="float32", converter=converter),
+            precision="float32",
+            converter=converter,
         )
 
 

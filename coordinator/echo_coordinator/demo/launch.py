@@ -13,6 +13,7 @@ Every process is ours: started here, ended here, and looked for at the end.
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -21,6 +22,7 @@ from rich.live import Live
 
 from echo_coordinator.commands.progress import progress_line
 from echo_coordinator.demo.processes import Peers
+from echo_coordinator.demo.recipe import MIXED_PUBLISH
 from echo_coordinator.demo.run_file import write_demo_run
 from echo_coordinator.demo.summary import node_counters, render_summary, summarise
 from echo_coordinator.demo.swarm import Show, Swarm, prepare_model
@@ -39,8 +41,17 @@ class DemoFailed(LocalFault):
     exit_code = 8
 
 
-def run_demo(folder: Path, *, seed: int, nodes: int) -> int:
-    """Run the demo. Returns 0 when the model improved and every process ended cleanly."""
+def run_demo(folder: Path, *, seed: int, backends: Sequence[Sequence[str]], gguf: bool = False) -> int:
+    """Run the demo. Returns 0 when the model improved and every process ended cleanly.
+
+    Args:
+        folder: where it works; a demo that is there already is replaced.
+        seed: of model, prompts and sampling.
+        backends: for each node the flags that choose its backend.
+        gguf: whether versions are published for llama.cpp, too.
+
+    """
+    nodes = len(backends)
     console = Console()
     if folder.exists():
         if any(folder.iterdir()) and not (folder / "demo.json").exists():
@@ -51,8 +62,8 @@ def run_demo(folder: Path, *, seed: int, nodes: int) -> int:
     swarm = Swarm(folder, Peers(folder / "logs"))
     started = time.monotonic()
     try:
-        anyio.run(_prepare, swarm, seed, console)
-        final = anyio.run(_run_swarm, swarm, nodes, console)
+        anyio.run(_prepare, swarm, seed, gguf, console)
+        final = anyio.run(_run_swarm, swarm, backends, console)
     finally:
         swarm.peers.end(grace_s=20.0)
     problems = [c for c in (peer.complaint() for peer in swarm.peers.peers) if c]
@@ -70,19 +81,24 @@ def run_demo(folder: Path, *, seed: int, nodes: int) -> int:
     return DemoFailed.exit_code if problems else 0
 
 
-async def _prepare(swarm: Swarm, seed: int, console: Console) -> None:
+async def _prepare(swarm: Swarm, seed: int, gguf: bool, console: Console) -> None:
     console.print("Preparing the demo's model (made and warmed up once, then cached) ...")
     cache, log_path = swarm.folder.parent / "models", swarm.folder / "logs" / "warmup.log"
     model = await prepare_model(cache, seed=seed, log_path=log_path, say=lambda text: console.print(f"  {text}"))
-    write_demo_run(swarm.run.root, model=model, seed=seed)
+    changes = {"publish": MIXED_PUBLISH} if gguf else {}
+    write_demo_run(swarm.run.root, model=model, seed=seed, changes=changes)
 
 
-async def _run_swarm(swarm: Swarm, nodes: int, console: Console) -> RunStatus:
+async def _run_swarm(swarm: Swarm, backends: Sequence[Sequence[str]], console: Console) -> RunStatus:
     console.print("Starting the coordinator ...")
     coordinator = swarm.start_coordinator()
     invite = await swarm.wait_for_invite(coordinator)
-    console.print(f"Starting {nodes} nodes with the invite {invite[:24]}… ...")
-    swarm.start_nodes(invite, nodes)
+    console.print(f"Starting {len(backends)} nodes with the invite {invite[:24]}… ...")
+    # Held back until all are ready: one that starts fast would leave little for the others.
+    await swarm.pause()
+    swarm.start_nodes(invite, backends)
+    await swarm.wait_for_nodes(len(backends))
+    await swarm.resume()
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
             await swarm.watch(coordinator, lambda status: live.update(render_run_status(status)))

@@ -38,6 +38,15 @@ WORK: dict[str, Any] = {
 OBJECTIVE: dict[str, Any] = {"importance_cap": 4.0}
 OPTIMIZER: dict[str, Any] = {"learning_rate": 3e-4, "betas": [0.9, 0.99], "warmup_updates": 4, "threads": 1}
 EVALUATION: dict[str, Any] = {"every": 12, "prompts": 256}
+TORCH = ("--backend", "torch:threads=1")
+"""Flags of a node that samples on one thread."""
+MIXED_PUBLISH: dict[str, Any] = {"gguf": ["q8_0"]}
+
+
+def mixed(vllm_python: str) -> tuple[tuple[str, ...], ...]:
+    """Return the flags of a torch, a llama.cpp and a vLLM node; the last runs in another environment."""
+    vllm = ("--backend", "vllm:threads=1,batch=32", "--backend-python", vllm_python)
+    return (TORCH, ("--backend", "llama_cpp:threads=1"), vllm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ Use, in this order: start_coordinator, wait_for_invite, start_nodes, (pause, wai
 wait_for_exits, final_status; and `peers.end` whatever happened.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from echo_swarm.children import start_child
 from echo_swarm.errors import BackendFailed, EchoError, LocalFault, Unavailable
 from echo_swarm.status import RunStatus
 
-STARTUP_S = 120.0
+STARTUP_S = 300.0
 """For the coordinator to publish version 0, and for nodes to load it, on a slow machine."""
 WHOLE_RUN_S = 1800.0
 """A run of this size that takes longer is broken."""
@@ -68,11 +68,11 @@ class Swarm:
         """Start `echo-coordinator start`."""
         return self.peers.start("coordinator", "echo_coordinator.cli", ["start", str(self.run.root), "--plain"])
 
-    def start_nodes(self, invite: str, count: int) -> None:
-        """Start nodes that sample on one thread each."""
-        for number in range(count):
+    def start_nodes(self, invite: str, backends: Sequence[Sequence[str]]) -> None:
+        """Start a node for each of `backends`, which are the flags that choose it (`recipe.TORCH`)."""
+        for number, backend in enumerate(backends):
             state = self.folder / "nodes" / f"node-{number}"
-            options = ["--state-dir", str(state), "--listen", "/ip4/127.0.0.1/tcp/0", "--backend", "torch:threads=1"]
+            options = ["--state-dir", str(state), "--listen", "/ip4/127.0.0.1/tcp/0", *backend]
             self.peers.start(f"node-{number}", "echo_node.cli", ["join", "--role", "inference", *options, invite])
 
     async def wait_for_invite(self, coordinator: Peer) -> str:
