@@ -63,6 +63,16 @@ class Drawer:
                 ids, logprobs = self._draw_mixed(logits, np.array(temperatures), np.array(uniforms))
         return ids.tolist(), logprobs.tolist()
 
+    def logprobs_of(self, ids: Sequence[int], logits: Floats, temperature: float) -> list[float]:
+        """Return what `draw` would have said of `ids`, one a row of `logits`, at a temperature above 0."""
+        logits = logits[:, : self.vocabulary]
+        with np.errstate(all="ignore"):
+            inverse = np.full(len(logits), 1.0 / temperature, np.float32)
+            best, sums = self._block_sums(logits, inverse)
+            total = sums.cumsum(axis=1, dtype=np.float64)[:, -1]
+            chosen = (logits[np.arange(len(logits)), np.asarray(ids)] - best) * inverse
+            return np.minimum(chosen - np.log(total), 0.0).tolist()
+
     def _draw_mixed(
         self, logits: Floats, temperatures: NDArray[np.float64], uniforms: NDArray[np.float64]
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:

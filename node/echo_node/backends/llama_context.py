@@ -126,7 +126,7 @@ class LlamaContext:
             ids: token ids, all of them below the model's vocabulary.
             positions: of each token within its sequence, ascending by 1.
             sequences: whose token it is; ascending.
-            wanted: whether its logits are wanted.
+            wanted: whether its logits are wanted; of at most as many tokens as there are sequences.
 
         Returns:
             [wanted tokens, vocabulary], in the order of `ids`. A view of llama.cpp's own memory: it holds until the
@@ -138,6 +138,8 @@ class LlamaContext:
 
         """
         outputs = self._batch.fill(ids, positions, sequences, wanted)
+        # llama.cpp would end the process.
+        assert outputs <= self.shape.sequences, "its buffers have room for one row of logits a sequence"
         code = self._decode(self._handle, self._batch.struct)
         if code == -2:
             raise OutOfMemory(f"llama_decode of {len(ids)} tokens: {complaints()}")
