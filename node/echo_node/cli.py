@@ -82,6 +82,39 @@ def status(
 
 
 @app.command()
+def doctor(
+    invite: Annotated[str | None, typer.Argument(help="Of a run, to look at its model and whether it answers.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs, errors too.")] = False,
+    backend: Annotated[str, typer.Option(help="As for join.")] = "auto",
+    backend_python: Annotated[
+        Path | None,
+        typer.Option("--backend-python", help="Python of another environment, as for join.", show_default=False),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Start no backend: no self-test, no speed.")] = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Say whether this machine can take part, with which backend, and what to do if it cannot."""
+    import sys
+
+    from rich.console import Console
+
+    from echo_node.config import make_config
+    from echo_node.doctor import Question
+    from echo_node.doctor import doctor as run
+    from echo_swarm.invite import parse
+
+    config = make_config(state_dir=_state_dir(state_dir), backend=backend, backend_python=backend_python)
+    question = Question(
+        state_dir=config.state_dir,
+        invite=None if invite is None else parse(invite),
+        backend=config.backend,
+        python=str(config.backend_python or sys.executable),
+        start=not quick,
+    )
+    run(question, Console(), as_json=as_json)
+
+
+@app.command()
 def identity(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs, errors too.")] = False,
     state_dir: StateDir = None,

@@ -56,7 +56,7 @@ def choose(
     if name == "auto":
         return auto(given, run, machine, survey or look(), head)
     _, options, named = read_option(option, elsewhere=elsewhere)
-    return fit(options, run, machine, fixed="batch" in named, file_bytes=_file_bytes(options, head))
+    return fit(options, run, machine, fixed="batch" in named, file_bytes=file_bytes(options, head))
 
 
 def auto(
@@ -75,7 +75,7 @@ def auto(
         problem = _against(name, options, survey, machine, head)
         if not problem:
             try:
-                choice = fit(options, run, machine, fixed="batch" in given, file_bytes=_file_bytes(options, head))
+                choice = fit(options, run, machine, fixed="batch" in given, file_bytes=file_bytes(options, head))
             except EchoError as e:
                 problem = str(e)
             else:
@@ -118,7 +118,7 @@ def _against_vllm(_: EngineOptions, found: Installed, machine: Machine, __: Chec
 
 def _against_llama_cpp(options: EngineOptions, _: Installed, __: Machine, head: CheckpointManifest | None) -> str:
     if head is None:
-        return "whether the run publishes gguf files is not known before its first version"
+        return "no version is known that could have a gguf file"
     wanted = options.wanted()
     return "" if wanted.choose(head) is not None else wanted.lacking(head)
 
@@ -130,7 +130,7 @@ _CONDITIONS: dict[str, Callable[[EngineOptions, Installed, Machine, CheckpointMa
 }
 
 
-def _file_bytes(options: EngineOptions, head: CheckpointManifest | None) -> int | None:
+def file_bytes(options: EngineOptions, head: CheckpointManifest | None) -> int | None:
     """Return the size of the GGUF file that would be fetched, None where it is not known."""
     artifact = options.wanted().choose(head) if head is not None and isinstance(options, LlamaCppOptions) else None
     return artifact.size_bytes if artifact is not None and artifact.kind is ArtifactKind.GGUF else None

@@ -1,0 +1,218 @@
+"""`echo-node doctor`: can this machine take part, with which backend, and what to do if it cannot.
+
+local checks ─► libp2p helper ─► with an invite: the run ─► survey ─► each backend in its child ─► Report ─► one verdict
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio import to_thread
+from rich.console import Console
+from rich.text import Text
+
+from echo_node.activity import Activity
+from echo_node.backends.options import parse_options, read_option
+from echo_node.backends.survey import Survey, survey
+from echo_node.backends.tested import Verdicts
+from echo_node.bare_errors import bare_errors
+from echo_node.checks import MIN_FREE_BYTES, VERSIONS_HELD, Check, check_helper, local_checks
+from echo_node.fit import BackendChoice
+from echo_node.hardware import ORDER, choose, file_bytes
+from echo_node.hosts import open_network
+from echo_node.introduction import learn_head, learn_run
+from echo_node.machine import Machine, cpu_flags, probe
+from echo_node.trial import BackendCard, examine
+from echo_swarm.clock import SystemClock
+from echo_swarm.errors import BackendFailed, EchoError
+from echo_swarm.identity import Identity
+from echo_swarm.invite import Invite
+from echo_swarm.manifest import CheckpointManifest, RunManifest
+
+BUILT_IN = RunManifest(
+    protocol=1,
+    run_id="0" * 32,
+    name="a model like SmolLM2-135M",
+    created_at=0.0,
+    publisher_key=bytes(32),
+    mode="async",
+    max_staleness=1,
+    model_config_json=json.dumps(
+        {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
+        | {"vocab_size": 49_152}
+    ),
+    parameters=134_515_008,
+    vocabulary_size=49_152,
+    end_token_ids=(2,),
+    max_prompt_tokens=512,
+    max_completion_tokens=512,
+    environment="none",
+)
+"""What is fitted without an invite."""
+PATIENCE_S = 15.0
+"""For the run of an invite to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a person wants to know."""
+
+    state_dir: Path
+    invite: Invite | None = None
+    backend: str = "auto"
+    python: str = sys.executable
+    start: bool = True
+    """Start each backend that is installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All that was found."""
+
+    machine: Machine
+    flags: tuple[str, ...]
+    model: str
+    checks: tuple[Check, ...]
+    backends: tuple[BackendCard, ...]
+    chosen: BackendChoice | None
+    """What `join` would take; None when nothing suits."""
+    error: EchoError | None
+    """The first thing that stands in the way of a join."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        machine = {**asdict(self.machine), "cpu_flags": self.flags}
+        checks = [{"name": c.name, "ok": c.ok, "text": c.text} for c in self.checks]
+        backends = [{**asdict(card), "usable": card.usable} for card in self.backends]
+        chosen = self.chosen and {"backend": self.chosen.name, "text": self.chosen.text, "reasons": self.chosen.reasons}
+        return {
+            "ok": self.error is None,
+            "machine": machine,
+            "model": self.model,
+            "checks": checks,
+            "backends": backends,
+            "chosen": chosen,
+        }
+
+
+def doctor(question: Question, console: Console, *, as_json: bool) -> None:
+    """Look at everything and print it. Raises the error of what stands in the way of a join, the first of several."""
+    tell = (lambda line: None) if as_json else (lambda line: console.print(Text(line, "dim"), soft_wrap=True))
+    with bare_errors():
+        report = anyio.run(_look, question, tell)
+    if as_json:
+        console.print_json(json.dumps(report.to_json()))
+    else:
+        for line in lines(report):
+            console.print(Text(line), soft_wrap=True)
+    if report.error is not None:
+        raise report.error
+
+
+async def _look(question: Question, tell: Callable[[str], None]) -> Report:
+    machine = await to_thread.run_sync(probe)
+    checks, run, head = await _checks(question, tell)
+    found = await to_thread.run_sync(survey, question.python)
+    model = run or BUILT_IN
+    cards = await _cards(question, found, model, machine, head, tell)
+    chosen, error = None, next((check.error for check in checks if check.error), None)
+    try:
+        elsewhere = question.python != sys.executable
+        chosen = choose(question.backend, model, machine, elsewhere=elsewhere, survey=found, head=head)
+        card = next((card for card in cards if card.name == chosen.name), None)
+        if card is not None and card.problem:
+            raise BackendFailed(f"the backend that join would take, {card.name}, cannot be used: {card.problem}")
+    except EchoError as e:
+        error = error or e
+    return Report(
+        machine=machine,
+        flags=cpu_flags(),
+        model=model.name,
+        checks=tuple(checks),
+        backends=tuple(cards),
+        chosen=chosen,
+        error=error,
+    )
+
+
+async def _checks(
+    question: Question, tell: Callable[[str], None]
+) -> tuple[list[Check], RunManifest | None, CheckpointManifest | None]:
+    tell("looking at this machine")
+    helper = await check_helper()
+    run, head, reached = None, None, []
+    if question.invite is not None and helper.ok:
+        tell("asking the run")
+        try:
+            run, head = await _ask_run(question.invite)
+            version = "no version yet" if head is None else f"version {head.policy_version}"
+            reached = [Check(name="run", text=f"{run.name}: {version}, {run.parameters:,} parameters")]
+        except EchoError as e:
+            reached = [Check(name="run", text=str(e), error=e)]
+    largest = max((artifact.size_bytes for artifact in head.artifacts), default=0) if head else 0
+    needed = max(MIN_FREE_BYTES, (VERSIONS_HELD + 1) * largest)
+    local = await to_thread.run_sync(lambda: local_checks(question.state_dir, needed_bytes=needed))
+    return [*local, helper, *reached], run, head
+
+
+async def _ask_run(invite: Invite) -> tuple[RunManifest, CheckpointManifest | None]:
+    clock = SystemClock()
+    with bare_errors():
+        # An identity of its own: looking must not disturb the node that takes part.
+        async with open_network(Identity.generate(), invite, outbound_only=True) as network:
+            activity = Activity(clock, lambda line: None)
+            run = await learn_run(network.host, invite, clock=clock, activity=activity, patience_s=PATIENCE_S)
+            return run, await learn_head(network.host, invite, clock=clock)
+
+
+async def _cards(
+    question: Question,
+    found: Survey,
+    run: RunManifest,
+    machine: Machine,
+    head: CheckpointManifest | None,
+    tell: Callable[[str], None],
+) -> list[BackendCard]:
+    named, given, _ = read_option(question.backend, elsewhere=True)
+    cards: list[BackendCard] = []
+    with tempfile.TemporaryDirectory(prefix="echo-doctor-") as folder:
+        for name in ORDER:
+            options = given if name == named and question.backend != "auto" else parse_options(name, {})
+            if question.start and not found[name].missing:
+                tell(f"trying {name}")
+            cards.append(
+                await examine(
+                    name,
+                    options,
+                    found[name],
+                    run,
+                    machine,
+                    python=question.python,
+                    log_path=Path(folder) / f"{name}.log",
+                    # A folder that is not there yet is the first join's to make.
+                    verdicts=Verdicts(question.state_dir) if question.state_dir.is_dir() else None,
+                    start=question.start,
+                    file_bytes=file_bytes(options, head),
+                )
+            )
+    return cards
+
+
+def lines(report: Report) -> list[str]:
+    """Return the report for people."""
+    out = [f"machine   {report.machine.describe()}", f"          CPU: {' '.join(report.flags) or 'flags unknown'}", ""]
+    width = max(len(check.name) for check in report.checks)
+    out += [f"{'ok  ' if check.ok else 'FAIL'}  {check.name:<{width}}  {check.text}" for check in report.checks]
+    out += ["", f"backends, for {report.model}:"]
+    for card in report.backends:
+        mark = "ok  " if card.usable else ("-   " if not card.versions else "FAIL")
+        out.append(f"{mark}  {card.name:<{width}}  {card.text()}")
+    out.append("")
+    if report.chosen is not None:
+        out += [f"join would take {report.chosen.text}", *(f"  {reason}" for reason in report.chosen.reasons)]
+    return out
