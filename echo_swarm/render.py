@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from echo_swarm.status import EvaluationStatus, NodeStatus, RunStatus
+from echo_swarm.status import ClassStatus, EvaluationStatus, NodeStatus, RunStatus
 from echo_swarm.tables import Column, FittedTable
 from echo_swarm.wire import clean
 
@@ -19,6 +19,8 @@ _EVALUATIONS = 5
 def render_run_status(status: RunStatus) -> RenderableType:
     """Return the whole status of a run."""
     parts: list[RenderableType] = [_headline(status), _facts(status), nodes_table(status.nodes)]
+    if any(entry.probes or entry.trained_gap is not None for entry in status.classes):
+        parts.append(classes_table(status.classes))
     parts += [literal(f"! {warning}", style="yellow") for warning in status.warnings]
     return Group(*parts)
 
@@ -36,6 +38,44 @@ def nodes_table(nodes: Iterable[NodeStatus]) -> RenderableType:
     return FittedTable(
         columns=_NODE_COLUMNS, rows=[(_node_cells(node), "" if node.live else "dim") for node in ordered]
     )
+
+
+def classes_table(classes: Iterable[ClassStatus]) -> RenderableType:
+    """Return one row a class of backends: how far it is from the trainer."""
+    return FittedTable(columns=_CLASS_COLUMNS, rows=[(_class_cells(entry), "") for entry in classes])
+
+
+_CLASS_COLUMNS = (
+    Column(title="gap to trainer"),
+    Column(title="peers", number=True),
+    Column(title="set aside", number=True, spare=2),
+    Column(title="version", number=True),
+    Column(title="mean", number=True),
+    Column(title="max", number=True),
+    Column(title="bias", number=True, spare=3),
+    Column(title="trend", spare=4),
+    Column(title="in training", number=True, spare=1),
+)
+
+
+def _class_cells(entry: ClassStatus) -> list[Text]:
+    measured = f"{entry.measured}/{entry.peers}" if entry.peers else "0"
+    trend = [gap for _, gap in entry.trend]
+    return [
+        literal(f"{entry.backend} {entry.precision}"),
+        Text(measured),
+        Text(str(entry.set_aside)),
+        Text("-" if entry.version is None else str(entry.version)),
+        Text("not measured" if entry.gap_mean is None else _nats(entry.gap_mean)),
+        Text(_nats(entry.gap_max)),
+        Text("-" if entry.gap_bias is None else f"{entry.gap_bias:+.1e}"),
+        Text(sparkline(trend) if len(trend) > 1 else "-"),
+        Text(_nats(entry.trained_gap)),
+    ]
+
+
+def _nats(gap: float | None) -> str:
+    return "-" if gap is None else f"{gap:.1e}"
 
 
 _NODE_COLUMNS = (
@@ -61,8 +101,14 @@ def _node_cells(node: NodeStatus) -> list[Text]:
         Text(f"{node.tokens_per_s:.0f}" if node.live else "-"),
         Text(str(node.accepted)),
         literal(counts(node.rejected) or "0"),
-        literal(node.state if node.live else "(gone)"),
+        literal(_doing(node)),
     ]
+
+
+def _doing(node: NodeStatus) -> str:
+    if not node.live:
+        return "(gone)"
+    return f"set aside: {spaced(node.probe)}" if node.set_aside else node.state
 
 
 def _headline(status: RunStatus) -> Text:

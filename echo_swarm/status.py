@@ -28,6 +28,15 @@ class NodeStatus(_Part):
     device: str = ""
     batch: int = 0
     held_version: int | None = None
+    """In its own words."""
+    confirmed_version: int | None = None
+    """That a probe last singled out as the one it computes with."""
+    probe: str = ""
+    """What its last probe showed, a word of ProbeVerdict; empty before the first."""
+    gap: float | None = None
+    """Mean |log p of its backend - log p of the trainer| over the tokens of its last probe, nats."""
+    set_aside: bool = False
+    """It gets no work until a probe fits."""
     state: str = ""
     """In its own words: what it does or waits for."""
     in_flight: int = 0
@@ -89,6 +98,31 @@ class EvaluationStatus(_Part):
     prompts: int
 
 
+class ClassStatus(_Part):
+    """What probes measured of the peers with one backend and precision. Gaps are nats a token, to the trainer."""
+
+    backend: str
+    precision: str
+    peers: int = 0
+    """Live."""
+    measured: int = 0
+    """Of these, at the newest process that answered."""
+    set_aside: int = 0
+    probes: int = 0
+    """Answers that fitted, ever."""
+    version: int | None = None
+    """Newest version measured; the next three are of it."""
+    gap_mean: float | None = None
+    gap_max: float | None = None
+    """Of a single token."""
+    gap_bias: float | None = None
+    """Mean of node - trainer, with its sign."""
+    trend: list[tuple[int, float]] = Field(default_factory=list[tuple[int, float]])
+    """(version, mean gap) of the last versions measured, oldest first."""
+    trained_gap: float | None = None
+    """The same mean over the tokens of the newest update that were sampled with the version it started from."""
+
+
 class RunStatus(_Part):
     """Everything `status` shows."""
 
@@ -110,6 +144,8 @@ class RunStatus(_Part):
     """Seconds the trainer waited, by cause."""
     buffer: BufferStatus = BufferStatus()
     nodes: list[NodeStatus] = Field(default_factory=list[NodeStatus])
+    classes: list[ClassStatus] = Field(default_factory=list[ClassStatus])
+    """Backends and precisions, and how far each is from the trainer."""
     accepted: int = 0
     rejected: dict[str, int] = Field(default_factory=dict[str, int])
     dropped_groups: dict[str, int] = Field(default_factory=dict[str, int])

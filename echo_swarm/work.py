@@ -7,6 +7,7 @@ Method names and payloads of the protocol WORK_PROTOCOL, each a call from the no
     push    Push             → PushReply      idempotent
     beat    Beat             → BeatReply      every `Welcome.beat_s`; keeps leases alive, tells the head
     release Release          → Released       hands leases back unfinished
+    probe   ProbeRequest     → ProbeReply     see `echo_swarm.probe`
     status  StatusRequest    → StatusReply    the run's health
 """
 
@@ -137,6 +138,8 @@ class WaitReason(StrEnum):
     STARTING = "starting"
     STOPPING = "stopping"
     QUOTA = "quota"
+    SET_ASIDE = "set_aside"
+    """Its last probe did not fit, or it has to answer one first."""
     FINISHED = "finished"
 
 
@@ -188,6 +191,8 @@ class BeatReply(Message):
     """The run is being shut down; stay, and wait for the coordinator to come back."""
     finished: bool
     """The run has ended for good; leave with exit code 0."""
+    probe: bool = False
+    """A probe is due: call `probe`."""
 
 
 class Release(Message):

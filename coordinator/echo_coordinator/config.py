@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from echo_coordinator.run_folder import RunFolder
+from echo_coordinator.state.probe_settings import ProbeSettings
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_coordinator.trainer.settings import ObjectiveSettings, OptimizerSettings, Precision, correction_warnings
 from echo_swarm.addresses import ListenAddress, Multiaddress, PeerAddress
@@ -107,6 +108,7 @@ class RunSettings(_Section):
     optimizer: OptimizerSettings = OptimizerSettings()
     scoring: ScoringSection = ScoringSection()
     evaluation: EvaluationSection = EvaluationSection()
+    probes: ProbeSettings = ProbeSettings()
     publish: PublishSection = PublishSection()
     network: NetworkSection = NetworkSection()
 

@@ -28,6 +28,7 @@ from echo_coordinator.config import RunSettings
 from echo_coordinator.control import control_server
 from echo_coordinator.loops.evaluating import EvaluationLoop
 from echo_coordinator.loops.feeding import Scorers, feed_prompts, score_completions, tick
+from echo_coordinator.loops.probing import Probing
 from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.loops.reporting import Reporter
 from echo_coordinator.loops.training import OpenTrainer, Trained, TrainingLoop
@@ -142,7 +143,7 @@ async def run_coordinator(
     store = VersionStore(folder.store, settings.run.id)
     store.save_run(run_manifest)
     async with (
-        open_run(folder.database, settings.work, facts, clock) as state,
+        open_run(folder.database, settings.work, facts, clock, settings.probes) as state,
         children.open_scorers() as pool,
         BlobServer(host, store, max_uploads=32) as blobs,
     ):
@@ -264,6 +265,7 @@ def _assemble(
         folder=folder,
         state=state,
         publishing=publishing,
+        probing=Probing(state, pool),
         config=_trainer_config(folder, settings),
         open_trainer=children.open_trainer,
         updates=settings.run.updates,

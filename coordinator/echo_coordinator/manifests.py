@@ -15,7 +15,12 @@ from echo_swarm.manifest import MANIFEST_LIMITS, RunManifest
 def run_facts(folder: RunFolder, settings: RunSettings) -> RunFacts:
     """Return what completions are checked against."""
     facts = read_facts(folder.model)
-    return RunFacts(run_id=settings.run.id, vocabulary_size=facts.vocabulary_size, end_token_ids=facts.end_token_ids)
+    return RunFacts(
+        run_id=settings.run.id,
+        vocabulary_size=facts.vocabulary_size,
+        end_token_ids=facts.end_token_ids,
+        precisions=(settings.publish.precision, settings.optimizer.precision),
+    )
 
 
 def write_run_manifest(folder: RunFolder, settings: RunSettings, identity: Identity, clock: Clock) -> bytes:

@@ -26,6 +26,7 @@ class Heartbeat:
         compose: Callable[[], Beat],
         heard: Callable[[int | None], None],
         renewed: Callable[[Collection[bytes], Collection[bytes], float], None],
+        probe_due: Callable[[], None],
         run_finished: Callable[[], None],
     ) -> None:
         """Describe it.
@@ -37,6 +38,7 @@ class Heartbeat:
             compose: makes a beat.
             heard: told the head version in each reply.
             renewed: told the leases that a beat named, those of them that no longer hold, and when it was sent.
+            probe_due: called when a probe waits for this node.
             run_finished: called when the run is over.
 
         """
@@ -47,6 +49,7 @@ class Heartbeat:
         self._heard = heard
         self._renewed = renewed
         self._quiet = False
+        self._probe_due = probe_due
         self._run_finished = run_finished
         self.beat_s = 5.0
         """Set from each Welcome."""
@@ -78,6 +81,8 @@ class Heartbeat:
     def _take(self, beat: Beat, reply: BeatReply, sent_s: float) -> None:
         self._heard(reply.head_version)
         self._renewed(beat.lease_ids, reply.expired, sent_s)
+        if reply.probe:
+            self._probe_due()
         if reply.finished:
             self._run_finished()
         elif reply.stopping:

@@ -45,6 +45,7 @@ from echo_node.link import Joined, Link
 from echo_node.outbox import Outbox
 from echo_node.peers import Peers
 from echo_node.policy_sync import PolicySync
+from echo_node.prober import Prober
 from echo_node.pusher import Pusher
 from echo_node.self_report import SelfReport
 from echo_node.status import LocalStatus, write_status
@@ -134,6 +135,13 @@ class Node:
             settled=lambda: self.worker.wake(),
         )
         self.worker = self._make_worker()
+        self.prober = Prober(
+            identity=seams.identity,
+            run_id=invite.run,
+            link=self.link,
+            activity=self.activity,
+            score=self.worker.score,
+        )
         self.report = self._make_report()
         self.heartbeat = Heartbeat(
             link=self.link,
@@ -142,6 +150,7 @@ class Node:
             compose=self.report.beat,
             heard=self.policies.heard,
             renewed=self.worker.renewed,
+            probe_due=self.prober.due,
             run_finished=self._on_finished,
         )
 
@@ -255,7 +264,7 @@ class Node:
         # The hello tells what samples here. A backend that cannot be started ends the node by itself.
         await self.worker.started.wait()
         async with anyio.create_task_group() as tasks:
-            for part in (self.link.run, self.heartbeat.run, self.pusher.run):
+            for part in (self.link.run, self.heartbeat.run, self.pusher.run, self.prober.run):
                 tasks.start_soon(part)
 
     async def _on_join(self, joined: Joined) -> None:

@@ -21,6 +21,8 @@ from echo_node.backends.base import (
     GenerationRequest,
     LoadRefused,
     PolicyFiles,
+    ScoreRequest,
+    Scores,
 )
 from echo_node.lease_book import LeaseBook, Turn
 from echo_swarm.clock import Clock
@@ -125,6 +127,9 @@ class Sampler:
         self._next_id = 0
         self._refusals = 0
         self._changed = anyio.Event()
+        self._freshened = anyio.Event()
+        """Unset while somebody waits in `score` for the newest version to be loaded."""
+        self._freshened.set()
         self.loaded: int | None = None
         """The version that new requests are answered by; None before the first load and after a refused one."""
         self.loads = 0
@@ -139,18 +144,35 @@ class Sampler:
         """Places in the backend's batch."""
         return max(0, self._backend.report.batch - len(self._running))
 
+    @property
+    def _is_asked(self) -> bool:
+        return not self._freshened.is_set()
+
     def wake(self) -> None:
         """Tell that leases or versions changed."""
         self._changed.set()
 
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Score completions (see `Backend.score`).
+
+        Without work, nothing asks for the newest version to be loaded, and it is that one which is to be scored.
+        """
+        self._freshened = anyio.Event()
+        self._changed.set()
+        await self._freshened.wait()
+        return await self._backend.score(request)
+
     async def run(self) -> None:
         """Feed and collect until the backend ends. Raises BackendFailed."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._collect)
-            while True:
-                self._changed = anyio.Event()
-                if not await self._advance():
-                    await self._changed.wait()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._collect)
+                while True:
+                    self._changed = anyio.Event()
+                    if not await self._advance():
+                        await self._changed.wait()
+        finally:
+            self._freshened.set()
 
     async def _advance(self) -> bool:
         """Do the next thing. Returns False when there is nothing to do before something changes."""
@@ -160,6 +182,9 @@ class Sampler:
             return newest is not None and await self._load(newest)
         self._policies.want(self._book.missing(newest, self._policies.usable))
         turn = self._turn()
+        if turn is None and not self._running and newest is not None and newest != self.loaded and self._is_asked:
+            return await self._load(newest)
+        self._freshened.set()
         if turn is None or not self.free:
             return False
         if turn.version != self.loaded:

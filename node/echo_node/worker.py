@@ -18,7 +18,7 @@ import anyio
 from anyio import to_thread
 
 from echo_node.activity import Activity, Part, Rate
-from echo_node.backends.base import Backend
+from echo_node.backends.base import Backend, ScoreRequest
 from echo_node.backends.restart import RestartPolicy
 from echo_node.backends.self_test import SelfTestFailed
 from echo_node.backoff import Backoff
@@ -26,6 +26,7 @@ from echo_node.harvest import MAX_PER_SUBMISSION, Harvest
 from echo_node.lease_book import LeaseBook
 from echo_node.link import Link
 from echo_node.outbox import Outbox
+from echo_node.prober import Scored, score_or_refusal
 from echo_node.pusher import Pusher
 from echo_node.sampler import Finished, Policies, Refused, Sampler
 from echo_node.waits import describe_wait
@@ -120,6 +121,13 @@ class Worker:
         self._book.renew(named, at_s)
         if self._book.drop(expired):
             self._notify()
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        """Have the backend score completions. Raises BackendFailed while none has a version loaded."""
+        sampler = self._sampler
+        if sampler is None or sampler.loaded is None:
+            raise BackendFailed("no backend has a version loaded; the next probe will be answered")
+        return Scored(scores=await score_or_refusal(sampler.score, request), report=sampler.report)
 
     async def run(self) -> None:
         """Work for ever. Raises BackendFailed when the backend cannot be kept alive, StorageFull from the outbox."""

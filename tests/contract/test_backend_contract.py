@@ -13,7 +13,18 @@ import anyio.lowlevel
 import pytest
 import torch
 
-from echo_node.backends.base import Backend, Completion, FailedRequest, FailureCode, LoadRefused, Outcome, PolicyFiles
+from echo_node.backends.base import (
+    Backend,
+    CannotScore,
+    Completion,
+    FailedRequest,
+    FailureCode,
+    LoadRefused,
+    Outcome,
+    PolicyFiles,
+    ScoreRequest,
+    Scores,
+)
 from echo_node.backends.child import start_backend
 from echo_node.backends.inline import InlineBackend
 from echo_node.backends.options import OPTIONS, ScriptedOptions, TorchOptions
@@ -26,7 +37,7 @@ pytestmark = pytest.mark.anyio
 
 Write = Callable[..., PolicyFiles]
 BATCH = 4
-SCRIPTED = ScriptedOptions(batch=BATCH, length=8, length_sigma=1.0)
+SCRIPTED = ScriptedOptions(batch=BATCH, length=8, length_sigma=1.0, scores=True)
 TORCH = TorchOptions(batch=BATCH, threads=1)
 
 
@@ -72,13 +83,13 @@ async def running(request: pytest.FixtureRequest, folder: Path) -> AsyncGenerato
 
 @pytest.fixture
 async def backend(running: Backend, policy: PolicyFiles) -> Backend:
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         await running.load(policy)
     return running
 
 
 async def collect(backend: Backend, count: int) -> dict[int, Outcome]:
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         outcomes = [await backend.next_outcome() for _ in range(count)]
     return {outcome.request_id: outcome for outcome in outcomes}
 
@@ -210,6 +221,64 @@ async def test_logprobs_are_those_of_the_distribution_sampled_from(backend: Back
             logits = model(ids).logits[0, len(prompt) - 1 : -1, :VOCABULARY]
         expected = torch.log_softmax(logits / temperature, -1).gather(1, ids[0, len(prompt) :, None]).squeeze(1)
         assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
+
+
+async def score(backend: Backend, asked: ScoreRequest) -> Scores:
+    try:
+        with anyio.fail_after(120):
+            return await backend.score(asked)
+    except CannotScore as e:
+        if "cannot score" in str(e):
+            pytest.skip(str(e))
+        raise
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+async def test_scoring_a_completion_gives_what_sampling_it_recorded(
+    backend: Backend, policy: PolicyFiles, temperature: float
+) -> None:
+    prompts = {0: (3, 1, 4, 1, 5), 1: (2, 7, 1), 2: (9,) * 20}
+    requests = [request(i, prompt_ids=prompts[i % 3], temperature=temperature, max_tokens=40) for i in range(60)]
+    done = await complete(backend, requests)
+    assert FinishReason.STOP in {completion.finish_reason for completion in done.values()}
+    items = tuple((prompts[i % 3], tuple(completion.token_ids)) for i, completion in done.items())
+    scores = await score(backend, ScoreRequest(items=items, temperature=temperature))
+    assert (scores.policy_version, scores.artifact_digest) == (policy.policy_version, policy.artifact_digest)
+    for completion, scored in zip(done.values(), scores.logprobs, strict=True):
+        assert list(scored) == pytest.approx(list(completion.logprobs), abs=1e-4)
+
+
+async def test_scoring_waits_for_what_runs_and_a_load_waits_for_it(
+    backend: Backend, policy: PolicyFiles, newer: PolicyFiles
+) -> None:
+    asked = ScoreRequest(items=(((3, 1, 4), (1, 5, 9)),), temperature=1.0)
+    before = await score(backend, asked)
+    found: list[Scores] = []
+
+    async def note() -> None:
+        found.append(await score(backend, asked))
+
+    async with anyio.create_task_group() as tasks:
+        await backend.submit([request(i) for i in range(10)])
+        tasks.start_soon(note)
+        tasks.start_soon(backend.load, newer)
+        await let_others_run(backend)
+        await backend.submit([request(100 + i) for i in range(10)])
+        outcomes = await collect(backend, 20)
+    assert all(isinstance(outcome, Completion) for outcome in outcomes.values())
+    # Either before the swap or after it, and with the values of just that version.
+    after = await score(backend, asked)
+    assert found[0] in (before, after) and before.logprobs != after.logprobs
+    assert (before.policy_version, after.policy_version) == (policy.policy_version, newer.policy_version)
+
+
+async def test_what_cannot_be_scored_is_refused_and_the_next_request_served(backend: Backend) -> None:
+    await score(backend, ScoreRequest(items=(((1,), (2,)),), temperature=1.0))
+    too_long, outside = ((1,) * 90, (2,) * 90), ((1,), (VOCABULARY,))
+    for item, temperature in ((too_long, 1.0), (outside, 1.0), (((1,), ()), 1.0), (((1,), (2,)), 0.0)):
+        with pytest.raises(CannotScore):
+            await backend.score(ScoreRequest(items=(item,), temperature=temperature))
+    await complete(backend, [request(0)])
 
 
 async def test_the_report_says_what_samples(backend: Backend) -> None:

@@ -73,6 +73,9 @@ def summarise(
         "model_parameters": status.model_parameters,
         "bytes_served_coordinator": status.bytes_served_coordinator,
         "bytes_served_peers": status.bytes_served_peers,
+        "mismatch": {
+            f"{c.backend}/{c.precision}": c.model_dump(exclude={"backend", "precision"}) for c in status.classes
+        },
         "run": str(run.root),
     }
     return summary, [*_run_problems(status), *_node_problems(status, counters, started), *_total_problems(status)]
@@ -139,6 +142,10 @@ def render_summary(summary: dict[str, Any]) -> RenderableType:
     for node in summary["nodes"]:
         row = f"{node['backend']}: {node['accepted']} accepted, {node['rejected']} rejected"
         table.add_row(f"node {short_peer(node['peer_id'])}", row)
+    for name, found in summary["mismatch"].items():
+        gap, version = found["gap_mean"], found["version"]
+        told = "not measured" if gap is None else f"{gap:.1e} nats a token from the trainer at version {version}"
+        table.add_row(f"mismatch {name}", told)
     table.add_row("trainer busy", f"{summary['trainer_busy_share']:.0%}")
     table.add_row("wall clock", f"{summary['wall_s']:.0f} s")
     verdict = Text("ok", style="bold green") if summary["ok"] else Text("failed", style="bold red")

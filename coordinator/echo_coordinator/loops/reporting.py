@@ -8,9 +8,10 @@ from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.loops.training import TrainingLoop
 from echo_coordinator.state.batch import UpdateRecord
 from echo_coordinator.state.counters import DROPPED_GROUPS, WORK
+from echo_coordinator.state.probe_report import class_statuses
 from echo_coordinator.state.run_state import RunState
 from echo_swarm.checkpoint.serve import BlobServer
-from echo_swarm.status import EvaluationStatus, RunStatus, UpdateStatus
+from echo_swarm.status import ClassStatus, EvaluationStatus, RunStatus, UpdateStatus
 
 RECENT_UPDATES = 60
 FORGET_AFTER_S = 3600.0
@@ -80,6 +81,7 @@ class Reporter:
             waiting_s={cause: round(seconds, 3) for cause, seconds in self._training.activity.waited_s.items()},
             buffer=state.buffer_status(),
             nodes=nodes,
+            classes=self._classes(),
             accepted=state.accepted(),
             rejected=state.rejected(),
             dropped_groups=core.counters.of(DROPPED_GROUPS),
@@ -97,6 +99,10 @@ class Reporter:
             failed_conversions=core.counters.get(WORK, "failed_conversions"),
             warnings=_shortened(self._warnings()),
         )
+
+    def _classes(self) -> list[ClassStatus]:
+        metrics = cast("dict[str, Any]", self.recent[-1].metrics) if self.recent else {}
+        return class_statuses(self._state.core.roster, self._state.probes, metrics.get("logprob_gap", {}))
 
     def _warnings(self) -> list[str]:
         ours = [*self.extra_warnings, *self._publishing.warnings]

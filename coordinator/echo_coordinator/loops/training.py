@@ -25,6 +25,7 @@ import anyio
 import anyio.to_thread
 
 from echo_coordinator.loops.activity import TrainerActivity
+from echo_coordinator.loops.probing import ProbedTrainer, Probing
 from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.run_folder import RunFolder, append_line
 from echo_coordinator.state.batch import Batch, BatchGroup, WaitState
@@ -51,7 +52,7 @@ GIVE_UP_AFTER = 3
 RESTART_S = 2.0
 
 
-class Trainer(Protocol):
+class Trainer(ProbedTrainer, Protocol):
     """What trains: the child process of `trainer.client`, or anything that keeps its promises."""
 
     @property
@@ -92,6 +93,7 @@ class TrainingLoop:
         folder: RunFolder,
         state: RunState,
         publishing: Publishing,
+        probing: Probing,
         config: TrainerConfig,
         open_trainer: OpenTrainer,
         updates: int | None,
@@ -103,6 +105,7 @@ class TrainingLoop:
         self._folder = folder
         self._state = state
         self._publishing = publishing
+        self._probing = probing
         self._config = config
         self._open_trainer = open_trainer
         self._planned = updates
@@ -166,6 +169,8 @@ class TrainingLoop:
                 log.warning("%s", warning)
                 await self._state.core.record_event("trainer", warning)
             await self._reconcile(trainer.ready)
+            # After a publication of version 0: how prompts are made is no reason for nodes to wait with fetching it.
+            await self._probing.refer(trainer, trainer.ready.policy_version)
             update = trainer.ready.update
             while not (self._stop or self.done):
                 taken = await self._state.updates.take_batch()
@@ -188,6 +193,7 @@ class TrainingLoop:
             if result.policy_version != new_version:
                 raise BackendFailed(f"the trainer made version {result.policy_version}, expected {new_version}")
             metrics = {**result.metrics, "waited_s": dict(self.activity.waited_s)}
+            await self._probing.refer(trainer, new_version)
             await self._all_published()
             await self._state.updates.commit(
                 batch, new_version=new_version, checkpoint=result.checkpoint, metrics=metrics

@@ -37,6 +37,8 @@ class RunFacts:
     vocabulary_size: int
     """Ids at or above it are refused. Reserved ids below it are accepted: models can sample them."""
     end_token_ids: tuple[int, ...]
+    precisions: tuple[str, ...] = ("float32",)
+    """Of the published weights and of the trainer's passes: nobody can be nearer to it than these allow."""
 
 
 class RunCore:
@@ -129,7 +131,7 @@ class RunCore:
     async def tick(self) -> None:
         """Do what time asks for: end leases, declare peers gone. Call about once a second."""
         now = self.clock.monotonic_s()
-        dropped = self.leases.expire(now, alone=self.roster.live() == 1)
+        dropped = self.leases.expire(now, alone=self.roster.working() == 1)
         for peer in self.roster.sweep(now):
             dropped += self.leases.lose(peer, now)
             self.changed.notify()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from echo_swarm.errors import LocalFault, StorageFull
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x4563686F
 """'Echo', in the file's header: tells our files from other people's."""
 
@@ -96,6 +96,32 @@ _MIGRATIONS: tuple[str, ...] = (
         text TEXT NOT NULL
     );
     CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+    """,
+    """
+    CREATE TABLE probe_items (
+        place INTEGER PRIMARY KEY,    -- from 0
+        prompt_ids BLOB NOT NULL,
+        completion_ids BLOB NOT NULL
+    );
+    CREATE TABLE probe_references (
+        version INTEGER PRIMARY KEY,
+        logprobs BLOB NOT NULL        -- the trainer's, float32, item after item
+    );
+    CREATE TABLE probe_answers (
+        answer_id INTEGER PRIMARY KEY AUTOINCREMENT,
+        at REAL NOT NULL,
+        peer TEXT NOT NULL,
+        backend TEXT NOT NULL,
+        precision TEXT NOT NULL,
+        version INTEGER NOT NULL,     -- that the peer names
+        verdict TEXT NOT NULL,
+        detail TEXT NOT NULL,
+        gap_mean REAL,                -- nats a token, as are the next two
+        gap_most REAL,
+        gap_bias REAL,
+        confirmed INTEGER NOT NULL,
+        logprobs BLOB NOT NULL        -- as signed by the peer, for whoever wants to look again
+    );
     """,
 )
 

@@ -60,6 +60,8 @@ class Roster:
     def __init__(self, beat_s: float) -> None:
         self._beat_s = beat_s
         self._nodes: dict[PeerId, Node] = {}
+        self.set_aside: dict[PeerId, str] = {}
+        """Peers that get no work, and why; also of peers that are not here now."""
 
     def get(self, peer: PeerId) -> Node | None:
         """Return an entry."""
@@ -72,6 +74,13 @@ class Roster:
     def live(self, role: Role = Role.INFERENCE) -> int:
         """Return how many peers of a role are live."""
         return sum(node.live and node.role is role for node in self._nodes.values())
+
+    def working(self) -> int:
+        """Return how many live peers may be given work."""
+        return sum(
+            node.live and node.role is Role.INFERENCE and node.peer not in self.set_aside
+            for node in self._nodes.values()
+        )
 
     def restore(self, peer: PeerId, role: Role, backend: BackendReport | None, last_seen: float) -> None:
         """Know a peer from before the restart."""

@@ -24,6 +24,8 @@ from echo_coordinator.state.database import database_fault, open_database
 from echo_coordinator.state.evaluations import Evaluations
 from echo_coordinator.state.groups import FIRST_EVAL_GROUP_ID, GroupState
 from echo_coordinator.state.intake import Intake
+from echo_coordinator.state.probe_settings import ProbeSettings
+from echo_coordinator.state.probes import Probes
 from echo_coordinator.state.rewards import Rewards
 from echo_coordinator.state.roster import Node
 from echo_coordinator.state.updates import Updates
@@ -46,6 +48,7 @@ class RunState:
     rewards: Rewards
     updates: Updates
     evaluations: Evaluations
+    probes: Probes
 
     async def set_paused(self, paused: bool) -> None:
         """Stop or resume handing out and consuming work; kept over restarts. What is leased may still be pushed."""
@@ -93,7 +96,7 @@ class RunState:
 
     def warnings(self) -> list[str]:
         """Return what a person should know, in no order."""
-        found = [self.core.signal_window.suggestion()]
+        found = [self.core.signal_window.suggestion(), *self.probes.warnings()]
         if self.intake.fault:
             found.append(f"completions cannot be stored: {self.intake.fault}")
         for node in self.core.roster.nodes():
@@ -102,7 +105,7 @@ class RunState:
         return [text for text in found if text]
 
     def _node_status(self, node: Node, now: float) -> NodeStatus:
-        backend = node.backend
+        backend, probed = node.backend, self.probes.standings.get(node.peer)
         return NodeStatus(
             peer_id=node.peer,
             role=node.role.value,
@@ -114,6 +117,10 @@ class RunState:
             device=backend.device if backend else "",
             batch=backend.batch if backend else 0,
             held_version=node.held_version,
+            confirmed_version=probed.version if probed and probed.confirmed else None,
+            probe=probed.verdict.value if probed and probed.verdict else "",
+            gap=probed.gap.mean if probed and probed.gap else None,
+            set_aside=node.peer in self.core.roster.set_aside,
             state=node.state,
             in_flight=self.core.leases.in_flight(node.peer),
             accepted=self.accepted(node.peer),
@@ -127,7 +134,11 @@ class RunState:
 
 @asynccontextmanager
 async def open_run(
-    path: Path, settings: WorkSettings, facts: RunFacts, clock: Clock | None = None
+    path: Path,
+    settings: WorkSettings,
+    facts: RunFacts,
+    clock: Clock | None = None,
+    probes: ProbeSettings | None = None,
 ) -> AsyncGenerator[RunState]:
     """Open or create a run's database and keep its state for the length of the block.
 
@@ -138,7 +149,8 @@ async def open_run(
     connection = open_database(path)
     try:
         try:
-            state = _restore(connection, path, settings, facts, clock or SystemClock())
+            core = RunCore(connection, path, settings, facts, clock or SystemClock())
+            state = _restore(connection, core, probes or ProbeSettings())
         except sqlite3.Error as e:
             raise database_fault(e, path) from e
         async with state.core.committer.running():
@@ -147,12 +159,9 @@ async def open_run(
         connection.close()
 
 
-def _restore(
-    connection: sqlite3.Connection, path: Path, settings: WorkSettings, facts: RunFacts, clock: Clock
-) -> RunState:
-    core = RunCore(connection, path, settings, facts, clock)
+def _restore(connection: sqlite3.Connection, core: RunCore, probes: ProbeSettings) -> RunState:
     intake = Intake(
-        run_id=facts.run_id,
+        run_id=core.facts.run_id,
         clock=core.clock,
         groups=core.groups,
         leases=core.leases,
@@ -175,4 +184,5 @@ def _restore(
             rows.next_group_id(connection, "eval", FIRST_EVAL_GROUP_ID),
             rows.load_evaluations(connection),
         ),
+        probes=Probes(core, probes, connection),
     )

@@ -18,6 +18,7 @@ from echo_coordinator.state.roster import Admission, Node
 from echo_coordinator.state.run_state import RunState
 from echo_swarm.errors import LocalFault, RemoteError
 from echo_swarm.identity import PeerId
+from echo_swarm.probe import ProbeReply, ProbeRequest
 from echo_swarm.trajectory import SUBMISSION_LIMITS
 from echo_swarm.transport.rpc import RpcServer, typed
 from echo_swarm.work import (
@@ -84,6 +85,7 @@ class WorkService:
         server.method("push", typed(Push, self.push), finish=True)
         server.method("beat", typed(Beat, self.beat))
         server.method("release", typed(Release, self.release))
+        server.method("probe", typed(ProbeRequest, self.probe))
         server.method("status", typed(StatusRequest, self.status))
 
     async def hello(self, peer: PeerId, hello: Hello) -> Welcome:
@@ -120,7 +122,7 @@ class WorkService:
         node.held_version = request.held_version
         granted: list[LiveLease] = []
         with anyio.move_on_after(request.wait_s):
-            while not (granted := self._grant(peer, request)) and not (core.paused or core.stopping):
+            while not (granted := self._grant(peer, request)) and not self._is_in_vain(peer):
                 # No await stands between the look and the wait, so no change is missed.
                 await core.work_changed.wait(request.wait_s, peer)
                 if core.roster.get(peer) is not node or not node.live:
@@ -146,12 +148,21 @@ class WorkService:
             raise _hello_first()
         expired = tuple(core.leases.renew(peer, beat.lease_ids, now))
         core.on_dropped(core.leases.drop_unnamed(peer, beat.lease_ids, now))
+        node = core.roster.get(peer)
         return BeatReply(
             head_version=core.versions.published,
             expired=expired,
             stopping=core.stopping,
             finished=core.finished,
+            probe=node is not None and not core.stopping and self._state.probes.due(node, now),
         )
+
+    async def probe(self, peer: PeerId, request: ProbeRequest) -> ProbeReply:
+        """Hand out the probe that is due, or judge the answer to one."""
+        node, now = self._known(peer), self._core.clock.monotonic_s()
+        if request.answer is not None:
+            return await self._state.probes.take(node, request.answer, now)
+        return ProbeReply(probe=self._state.probes.issue(node, now), verdict=None, detail="")
 
     async def release(self, peer: PeerId, release: Release) -> Released:
         """Take leases back."""
@@ -187,6 +198,8 @@ class WorkService:
         window = core.window()
         if core.paused or core.stopping or window is None or request.held_version is None:
             return []
+        if self._state.probes.bars(peer):
+            return []
         return core.leases.grant(
             peer,
             capacity=request.capacity,
@@ -197,8 +210,12 @@ class WorkService:
             new_id=lambda: secrets.token_bytes(16),
         )
 
+    def _is_in_vain(self, peer: PeerId) -> bool:
+        """Whether waiting brings nothing: the answer says why, and how soon to ask again."""
+        return self._core.paused or self._core.stopping or self._state.probes.bars(peer)
+
     def _is_alone(self) -> bool:
-        return self._core.roster.live() == 1
+        return self._core.roster.working() == 1
 
     async def _write_down(self, peer: PeerId, granted: list[LiveLease]) -> None:
         try:
@@ -247,6 +264,8 @@ class WorkService:
             return WaitReason.STARTING
         if core.paused:
             return WaitReason.PAUSED
+        if self._state.probes.bars(peer):
+            return WaitReason.SET_ASIDE
         now = core.clock.monotonic_s()
         if not core.leases.share(peer, capacity=1, tokens_per_s=0, alone=self._is_alone(), now=now):
             return WaitReason.QUOTA

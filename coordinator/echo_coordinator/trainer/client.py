@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 import anyio
 from anyio.abc import Process
 
+from echo_coordinator.trainer.probe_job import ProbeJob, ProbeValues, pack_job, unpack_values
 from echo_coordinator.trainer.settings import TrainerConfig
 from echo_swarm import codec
 from echo_swarm.children import FRAME_LIMITS, describe_exit, last_line
@@ -118,6 +119,20 @@ class TrainerClient:
             weights_path=Path(answer["weights_path"]),
             metrics=answer["metrics"],
         )
+
+    async def probe(self, job: ProbeJob, *, timeout_s: float) -> tuple[ProbeValues, ...]:
+        """Have texts scored by the weights of now. After a cancellation, leave the block.
+
+        Raises:
+            ProbeRefused: it cannot score these; the trainer lives on.
+            BackendFailed: as `train`.
+
+        """
+        self.busy = True
+        await self._send(pack_job(job))
+        answer = await self._receive(timeout_s)
+        self.busy = False
+        return unpack_values(answer)
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Wait for the first message. Raises BackendFailed with the trainer's own words."""

@@ -4,8 +4,9 @@
                                   all ranks: read the batch, train; rank 0: save, answer
 
 Frames are those of `echo_swarm.children`. From the trainer: `ready`, then for each `train` either `trained` or
-`failed`; a `failed` with `fatal` is the last word of a process that is ending. When the socket closes, rank 0 ends at
-once, whatever it does; a checkpoint being written then is discarded at the next start.
+`failed`, for each `probe` either `probed` or `failed`; a `failed` with `fatal` is the last word of a process that is
+ending. When the socket closes, rank 0 ends at once, whatever it does; a checkpoint being written then is discarded at
+the next start.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from echo_coordinator.trainer import batch as batches
+from echo_coordinator.trainer.probe_job import pack_values, unpack_job
 from echo_coordinator.trainer.settings import TrainerConfig, load_config
 from echo_swarm.children import die_with_parent, read_frame, write_frame
 from echo_swarm.errors import EchoError, MalformedMessage
@@ -120,6 +122,9 @@ def _lead(trainer: "Trainer", ranks: "Ranks", link: Link) -> None:
         if command.get("op") == "stop":
             ranks.broadcast_text(_STOP)
             return
+        if command.get("op") == "probe":
+            link.send(_probe(trainer, ranks, command))
+            continue
         if command.get("op") != "train":
             link.send({"op": "failed", "reason": f"unknown command {command.get('op')!r}", "fatal": False})
             continue
@@ -135,6 +140,24 @@ def _lead(trainer: "Trainer", ranks: "Ranks", link: Link) -> None:
         # Not durable: in memory training has gone on, so a failure here ends the process and it starts from disk again.
         checkpoint = trainer.save()
         link.send({"op": "trained", **_standing(trainer), "metrics": metrics, "checkpoint": checkpoint.folder.name})
+
+
+def _probe(trainer: "Trainer", ranks: "Ranks", command: dict[str, Any]) -> dict[str, Any]:
+    """Score on this rank alone: each has the whole model, and the others wait for their next command."""
+    from echo_coordinator.trainer.probing import score_probes
+
+    config = trainer.config
+    try:
+        values = score_probes(
+            trainer.model,
+            unpack_job(command),
+            temperature=config.temperature,
+            autocast=config.optimizer.precision == "bfloat16",
+            device=ranks.device,
+        )
+    except MalformedMessage as e:
+        return {"op": "failed", "reason": str(e), "fatal": False}
+    return pack_values(values)
 
 
 def _follow(trainer: "Trainer", ranks: "Ranks") -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from echo_swarm.errors import BackendFailed
 from echo_swarm.trajectory import FinishReason
@@ -31,6 +31,10 @@ class LoadRefused(BackendFailed):
 
     Weights may have been overwritten by then: requests fail with `no_policy` until a load succeeds.
     """
+
+
+class CannotScore(BackendFailed):
+    """This engine, or the version it holds, cannot score what was asked; with the reason. It lives on."""
 
 
 class OutOfMemory(BackendFailed):
@@ -113,6 +117,27 @@ class PolicyFiles:
     max_completion_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """Completions whose log-probabilities are asked for, made by whatever model."""
+
+    items: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    """Prompt ids and completion ids, neither empty."""
+    temperature: float
+    """Above 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """A ScoreRequest, answered."""
+
+    logprobs: "tuple[array[float], ...]"
+    """array('f') for each item, one for each completion id: what `Completion.logprobs` would hold had they been drawn
+    at that temperature."""
+    policy_version: int
+    artifact_digest: bytes
+
+
 class Engine(Protocol):
     """Samples. Synchronous, single-threaded, lives in the child process."""
 
@@ -152,6 +177,23 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class ScoringEngine(Protocol):
+    """What an engine has beside `Engine` if it can score completions that it did not make."""
+
+    def score(self, request: ScoreRequest) -> "list[array[float]]":
+        """Return the log-probabilities of each item's completion under the weights that are loaded.
+
+        They are those that sampling at this temperature would record, from the same arithmetic. Called only while
+        `pending` is 0 and after a load; the conductor has checked all ids and lengths.
+
+        Raises:
+            CannotScore: with the reason.
+
+        """
+        ...
+
+
 class Backend(Protocol):
     """What the worker uses. One task awaits outcomes, others submit and load."""
 
@@ -174,9 +216,32 @@ class Backend(Protocol):
         """Queue requests, at most MAX_OUTSTANDING unanswered ones. Raises BackendFailed when the backend is gone."""
         ...
 
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Score completions as soon as nothing runs: at once when idle, else before the next load.
+
+        Raises:
+            CannotScore: with the reason; the backend lives on.
+            BackendFailed: the backend is gone.
+
+        """
+        ...
+
     async def next_outcome(self) -> Outcome:
         """Return the next completion or failure, in order of finishing. Raises BackendFailed when it is gone."""
         ...
+
+
+def fault_in_scoring(request: ScoreRequest, policy: PolicyFiles) -> str | None:
+    """Return why `request` cannot be scored under `policy`, or None. Sizes before content."""
+    for prompt, completion in request.items:
+        longest = policy.max_prompt_tokens + policy.max_completion_tokens
+        if not prompt or not completion or len(prompt) + len(completion) > longest:
+            return f"a prompt of {len(prompt)} and a completion of {len(completion)} tokens; both at most {longest}"
+        if not 0 <= min(*prompt, *completion) <= max(*prompt, *completion) < policy.vocabulary_size:
+            return f"an id lies outside the vocabulary of {policy.vocabulary_size}"
+    if not 0 < request.temperature <= 10:
+        return f"temperature {request.temperature} is out of range"
+    return None
 
 
 def check_request(request: GenerationRequest, policy: PolicyFiles) -> FailedRequest | None:

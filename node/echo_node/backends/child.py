@@ -17,9 +17,18 @@ from typing import Any
 
 import anyio
 
-from echo_node.backends.base import MAX_OUTSTANDING, GenerationRequest, LoadRefused, Outcome, PolicyFiles
-from echo_node.backends.conductor import LoadResult
-from echo_node.backends.frames import pack_policy, pack_requests, unpack_event
+from echo_node.backends.base import (
+    MAX_OUTSTANDING,
+    CannotScore,
+    GenerationRequest,
+    LoadRefused,
+    Outcome,
+    PolicyFiles,
+    ScoreRequest,
+    Scores,
+)
+from echo_node.backends.conductor import LoadResult, ScoreResult
+from echo_node.backends.frames import pack_policy, pack_requests, pack_score, unpack_event
 from echo_node.backends.options import OPTIONS, EngineOptions
 from echo_swarm.children import Child, start_child
 from echo_swarm.errors import BackendFailed, MalformedMessage, UsageError
@@ -57,6 +66,9 @@ class ChildBackend:
         self._loads: dict[int, anyio.Event] = {}
         self._refusals: dict[int, str | None] = {}
         self._next_load_id = 0
+        self._to_score: dict[int, anyio.Event] = {}
+        self._scored: dict[int, Scores | str] = {}
+        self._next_score_id = 0
         self._heard_s = anyio.current_time()
         self._sink, self._outcomes = anyio.create_memory_object_stream[Outcome](MAX_OUTSTANDING)
 
@@ -102,6 +114,22 @@ class ChildBackend:
         self._outstanding |= ids
         await self._send(frame)
 
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Score completions (see `Backend.score`)."""
+        score_id = self._next_score_id
+        self._next_score_id += 1
+        done = self._to_score[score_id] = anyio.Event()
+        try:
+            await self._send(pack_score(score_id, request))
+            await done.wait()
+        finally:
+            self._to_score.pop(score_id, None)
+        self._check()
+        scores = self._scored.pop(score_id)
+        if isinstance(scores, str):
+            raise CannotScore(scores)
+        return scores
+
     async def next_outcome(self) -> Outcome:
         """Return what finished next (see `Backend.next_outcome`)."""
         try:
@@ -136,7 +164,7 @@ class ChildBackend:
         if self._failure is None:
             self._failure = BackendFailed(reason)
         self._sink.close()
-        for done in self._loads.values():
+        for done in [*self._loads.values(), *self._to_score.values()]:
             done.set()
 
     async def _receive(self) -> None:
@@ -159,6 +187,11 @@ class ChildBackend:
             if event.load_id in self._loads:
                 self._refusals[event.load_id] = event.reason
                 self._loads[event.load_id].set()
+            return
+        if isinstance(event, ScoreResult):
+            if event.score_id in self._to_score:
+                self._scored[event.score_id] = event.scores
+                self._to_score[event.score_id].set()
             return
         self._outstanding.remove(event.request_id)
         self._sink.send_nowait(event)

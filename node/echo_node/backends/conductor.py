@@ -4,6 +4,10 @@ Submit ─► engine ─► outcomes
 Load   ─► waits until the engine is empty ─► load + self-test ─► Loaded | Refused
 Submit after a waiting Load ─► held until that load is done
 
+Score  ─► waits until the engine is empty, behind nothing else ─► Scored
+
+Nothing is ever held up for scoring: it comes when the engine is idle, or has run empty for a load.
+
 A request that cannot be served is answered here, so that an engine sees only good ones.
 """
 
@@ -13,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from echo_node.backends.base import (
+    CannotScore,
     Completion,
     Engine,
     FailedRequest,
@@ -21,7 +26,11 @@ from echo_node.backends.base import (
     LoadRefused,
     Outcome,
     PolicyFiles,
+    ScoreRequest,
+    Scores,
+    ScoringEngine,
     check_request,
+    fault_in_scoring,
 )
 
 SELF_TEST_TOKENS = 8
@@ -38,12 +47,20 @@ class LoadResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreResult:
+    """A ScoreRequest is done: scores, or why there are none."""
+
+    score_id: int
+    scores: Scores | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Load:
     load_id: int
     policy: PolicyFiles
 
 
-Event = Outcome | LoadResult
+Event = Outcome | LoadResult | ScoreResult
 
 
 class Conductor:
@@ -55,6 +72,7 @@ class Conductor:
         self._policy: PolicyFiles | None = None
         self._held: deque[_Load | Sequence[GenerationRequest]] = deque()
         self._failed: list[FailedRequest] = []
+        self._to_score: deque[tuple[int, ScoreRequest]] = deque()
 
     def load(self, load_id: int, policy: PolicyFiles) -> None:
         """Queue a swap; `advance` returns its LoadResult."""
@@ -67,12 +85,18 @@ class Conductor:
         else:
             self._feed(requests)
 
+    def score(self, score_id: int, request: ScoreRequest) -> None:
+        """Queue completions to score; `advance` returns their ScoreResult."""
+        self._to_score.append((score_id, request))
+
     def advance(self) -> list[Event]:
         """Do the next thing: swap when the engine is empty and a load waits, else one step."""
         events: list[Event] = [*self._failed]
         self._failed.clear()
         if self.engine.pending:
             events += self.engine.step()
+        elif self._to_score:
+            events.append(self._score(*self._to_score.popleft()))
         elif self._held:
             events.append(self._swap_and_release())
         return events
@@ -81,7 +105,7 @@ class Conductor:
     def pending(self) -> int:
         """Requests and loads not yet answered."""
         held = sum(1 if isinstance(item, _Load) else len(item) for item in self._held)
-        return self.engine.pending + len(self._failed) + held
+        return self.engine.pending + len(self._failed) + len(self._to_score) + held
 
     def wait_s(self, idle_s: float) -> float:
         """Return for how long `advance` would be in vain: `idle_s` when there is nothing to do."""
@@ -89,7 +113,7 @@ class Conductor:
             return 0.0
         if self.engine.pending:
             return min(idle_s, self.engine.wait_s())
-        return 0.0 if self._held else idle_s
+        return 0.0 if self._held or self._to_score else idle_s
 
     def _feed(self, requests: Sequence[GenerationRequest]) -> None:
         good: list[GenerationRequest] = []
@@ -107,6 +131,21 @@ class Conductor:
             return check_request(request, self._policy)
         reason = "no weights are loaded, or the last load was refused"
         return FailedRequest(request_id=request.request_id, code=FailureCode.NO_POLICY, reason=reason)
+
+    def _score(self, score_id: int, request: ScoreRequest) -> ScoreResult:
+        policy, engine = self._policy, self.engine
+        if policy is None:
+            return ScoreResult(score_id=score_id, scores="no weights are loaded, or the last load was refused")
+        if not isinstance(engine, ScoringEngine):
+            return ScoreResult(score_id=score_id, scores=f"the backend {engine.report().backend} cannot score")
+        if problem := fault_in_scoring(request, policy):
+            return ScoreResult(score_id=score_id, scores=problem)
+        try:
+            logprobs = tuple(engine.score(request))
+        except CannotScore as e:
+            return ScoreResult(score_id=score_id, scores=str(e) or "the engine gave no reason")
+        scores = Scores(logprobs=logprobs, policy_version=policy.policy_version, artifact_digest=policy.artifact_digest)
+        return ScoreResult(score_id=score_id, scores=scores)
 
     def _swap_and_release(self) -> LoadResult:
         load = self._held.popleft()

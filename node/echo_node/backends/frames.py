@@ -2,6 +2,7 @@
 
 node → child   load    {load_id, policy}         child → node   ready    {report}           once, first
                submit  {requests}                               events   {items, report}    items may be empty
+               score   {score_id, items, temperature}
                                                                 beat     {pending}          every BEAT_S, idle too
 
 Ids and log-probabilities are packed as in trajectories. Both ends are the same release, so no field is optional.
@@ -11,8 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from echo_node.backends.base import Completion, FailedRequest, FailureCode, GenerationRequest, Outcome, PolicyFiles
-from echo_node.backends.conductor import Event, LoadResult
+from echo_node.backends.base import (
+    Completion,
+    FailedRequest,
+    FailureCode,
+    GenerationRequest,
+    Outcome,
+    PolicyFiles,
+    ScoreRequest,
+    Scores,
+)
+from echo_node.backends.conductor import Event, LoadResult, ScoreResult
 from echo_swarm.codec import pack_f32, pack_u32, unpack_f32, unpack_u32
 from echo_swarm.trajectory import FinishReason
 
@@ -58,8 +68,22 @@ def unpack_requests(frames: list[dict[str, Any]]) -> list[GenerationRequest]:
     return [GenerationRequest(**{**frame, "prompt_ids": tuple(unpack_u32(frame["prompt_ids"]))}) for frame in frames]
 
 
+def pack_score(score_id: int, request: ScoreRequest) -> dict[str, Any]:
+    """Return a whole frame."""
+    items = [[pack_u32(prompt), pack_u32(completion)] for prompt, completion in request.items]
+    return {"kind": "score", "score_id": score_id, "items": items, "temperature": request.temperature}
+
+
+def unpack_score(frame: dict[str, Any]) -> tuple[int, ScoreRequest]:
+    """Inverse of `pack_score`."""
+    items = tuple((tuple(unpack_u32(prompt)), tuple(unpack_u32(completion))) for prompt, completion in frame["items"])
+    return frame["score_id"], ScoreRequest(items=items, temperature=frame["temperature"])
+
+
 def pack_event(event: Event) -> dict[str, Any]:
     """Return plain values."""
+    if isinstance(event, ScoreResult):
+        return _pack_scores(event)
     if isinstance(event, LoadResult):
         return {"kind": "load", "load_id": event.load_id, "reason": event.reason}
     if isinstance(event, FailedRequest):
@@ -81,11 +105,38 @@ def pack_event(event: Event) -> dict[str, Any]:
     }
 
 
+def _pack_scores(result: ScoreResult) -> dict[str, Any]:
+    scores = result.scores
+    if isinstance(scores, str):
+        return {"kind": "scored", "score_id": result.score_id, "reason": scores}
+    return {
+        "kind": "scored",
+        "score_id": result.score_id,
+        "reason": None,
+        "logprobs": [pack_f32(values) for values in scores.logprobs],
+        "policy_version": scores.policy_version,
+        "artifact_digest": scores.artifact_digest,
+    }
+
+
+def _unpack_scores(frame: dict[str, Any]) -> ScoreResult:
+    if frame["reason"] is not None:
+        return ScoreResult(score_id=frame["score_id"], scores=frame["reason"])
+    scores = Scores(
+        logprobs=tuple(unpack_f32(values) for values in frame["logprobs"]),
+        policy_version=frame["policy_version"],
+        artifact_digest=frame["artifact_digest"],
+    )
+    return ScoreResult(score_id=frame["score_id"], scores=scores)
+
+
 def unpack_event(frame: dict[str, Any]) -> Event:
     """Inverse of `pack_event`. Raises KeyError, TypeError, ValueError or MalformedMessage for what is no event."""
     kind = frame["kind"]
     if kind == "load":
         return LoadResult(load_id=frame["load_id"], reason=frame["reason"])
+    if kind == "scored":
+        return _unpack_scores(frame)
     return _unpack_outcome(kind, frame)
 
 

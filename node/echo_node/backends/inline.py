@@ -10,8 +10,17 @@ from collections.abc import Sequence
 import anyio
 import anyio.lowlevel
 
-from echo_node.backends.base import Engine, GenerationRequest, LoadRefused, Outcome, PolicyFiles
-from echo_node.backends.conductor import Conductor, LoadResult
+from echo_node.backends.base import (
+    CannotScore,
+    Engine,
+    GenerationRequest,
+    LoadRefused,
+    Outcome,
+    PolicyFiles,
+    ScoreRequest,
+    Scores,
+)
+from echo_node.backends.conductor import Conductor, LoadResult, ScoreResult
 from echo_swarm.work import BackendReport
 
 
@@ -23,6 +32,8 @@ class InlineBackend:
         self._outcomes: deque[Outcome] = deque()
         self._results: dict[int, str | None] = {}
         self._loads = 0
+        self._scores: dict[int, Scores | str] = {}
+        self._to_score = 0
         self._changed = anyio.Event()
 
     @property
@@ -48,6 +59,19 @@ class InlineBackend:
         self._notify()
         await anyio.lowlevel.checkpoint()
 
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Score completions (see `Backend.score`)."""
+        score_id = self._to_score
+        self._to_score += 1
+        self._conductor.score(score_id, request)
+        self._notify()
+        while score_id not in self._scores:
+            await self._advance()
+        scores = self._scores.pop(score_id)
+        if isinstance(scores, str):
+            raise CannotScore(scores)
+        return scores
+
     async def next_outcome(self) -> Outcome:
         """Return what finished next (see `Backend.next_outcome`)."""
         while not self._outcomes:
@@ -63,6 +87,8 @@ class InlineBackend:
         for event in self._conductor.advance():
             if isinstance(event, LoadResult):
                 self._results[event.load_id] = event.reason
+            elif isinstance(event, ScoreResult):
+                self._scores[event.score_id] = event.scores
             else:
                 self._outcomes.append(event)
         self._notify()

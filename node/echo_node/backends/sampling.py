@@ -54,6 +54,14 @@ def draw(
     return drawn, logprobs
 
 
+def token_logprobs(logits: torch.Tensor, ids: Sequence[int], temperature: float) -> list[float]:
+    """Return what `draw` would record had it drawn `ids`, one from each row of `logits` [len(ids), vocabulary]."""
+    logits = logits.float()
+    logp = torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
+    chosen = logp.gather(1, torch.tensor(ids, device=logits.device).unsqueeze(1)).squeeze(1)
+    return chosen.clamp_(max=0).tolist()
+
+
 def _greedy(logits: torch.Tensor) -> tuple[list[int], list[float]]:
     best, ids = logits.max(dim=-1)
     # 0 where the largest logit is finite, NaN (inf - inf) where it is not.

@@ -1,8 +1,9 @@
 """An engine without a model: tokens, log-probabilities, lengths and times from a hash. For tests and load.
 
 Everything about a completion but its time is a function of (seed, prompt, policy version); at temperature 0 of
-(prompt, policy version). Times are lognormal and also follow from the seed. The engine never sleeps: it looks at a
-clock that is passed in, and `wait_s` tells its caller when the next completion is due.
+(prompt, policy version). The log-probability of a token is one of (prompt, policy version, place, token), so that
+given completions can be scored. Times are lognormal and also follow from the seed. The engine never sleeps: it looks at
+a clock that is passed in, and `wait_s` tells its caller when the next completion is due.
 """
 
 import hashlib
@@ -15,17 +16,23 @@ from dataclasses import dataclass
 from random import Random
 
 from echo_node.backends.base import (
+    CannotScore,
     Completion,
     GenerationRequest,
     LoadRefused,
     Outcome,
     PolicyFiles,
+    ScoreRequest,
 )
 from echo_node.backends.options import ScriptedOptions
 from echo_swarm import __version__
 from echo_swarm.codec import pack_u32
 from echo_swarm.trajectory import FinishReason
 from echo_swarm.work import BackendReport
+
+_MASK = 2**64 - 1
+_STRIDE = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio, odd: neighbours come out far apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,14 @@ class ScriptedEngine:
         outcomes: list[Outcome] = [slot.completion for slot in self._running if slot.due_s <= now_s]
         self._running = [slot for slot in self._running if slot.due_s > now_s]
         return outcomes
+
+    def score(self, request: ScoreRequest) -> "list[array[float]]":
+        """Return what `script` gives to these tokens (see `ScoringEngine.score`), if the options say so."""
+        if not self.options.scores:
+            raise CannotScore("a scripted backend has no model that could be compared with the trainer's")
+        assert self._policy is not None
+        version = self._policy.policy_version
+        return [script_logprobs(prompt, completion, version) for prompt, completion in request.items]
 
     def wait_s(self) -> float:
         """Return the time until the next completion is due."""
@@ -105,7 +120,8 @@ def script(request: GenerationRequest, policy: PolicyFiles, options: ScriptedOpt
     stopped = wanted <= request.max_tokens
     if stopped:
         ids[-1] = policy.end_token_ids[0]
-    logprobs = array("f", (0.0 if greedy else -min(stream.expovariate(1.0), 50.0) for _ in range(length)))
+    zeros = array("f", bytes(4 * length))
+    logprobs = zeros if greedy else script_logprobs(request.prompt_ids, ids, policy.policy_version)
     return Completion(
         request_id=request.request_id,
         token_ids=ids,
@@ -115,6 +131,22 @@ def script(request: GenerationRequest, policy: PolicyFiles, options: ScriptedOpt
         newest_version=policy.policy_version,
         artifact_digest=policy.artifact_digest,
     )
+
+
+def script_logprobs(prompt_ids: Sequence[int], ids: Sequence[int], version: int) -> "array[float]":
+    """Return the log-probabilities of `ids` after a prompt, exponentially distributed; one array('f')."""
+    hashed = hashlib.blake2b(pack_u32(prompt_ids), digest_size=8)
+    hashed.update(f"{version}/logprobs".encode())
+    base = int.from_bytes(hashed.digest())
+    return array("f", (_drawn(base + place * _STRIDE + token_id) for place, token_id in enumerate(ids)))
+
+
+def _drawn(number: int) -> float:
+    """Return minus an exponentially distributed draw, at least -50, for a number (the mixer of splitmix64)."""
+    number = (number * _STRIDE) & _MASK
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
+    return max(-50.0, math.log(((number ^ (number >> 31)) + 1) / 2**64))
 
 
 def _plain_id(stream: Random, vocabulary_size: int, ends: frozenset[int]) -> int:

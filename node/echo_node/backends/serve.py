@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from echo_node.backends.base import Engine
 from echo_node.backends.conductor import Conductor
-from echo_node.backends.frames import BEAT_S, pack_event, unpack_policy, unpack_requests
+from echo_node.backends.frames import BEAT_S, pack_event, unpack_policy, unpack_requests, unpack_score
 from echo_node.backends.options import (
     EngineOptions,
     LlamaCppOptions,
@@ -95,6 +95,8 @@ def serve(conductor: Conductor, inbox: "queue.Queue[dict[str, Any] | None]", wri
 def _handle(conductor: Conductor, frame: dict[str, Any]) -> None:
     if frame["kind"] == "load":
         conductor.load(frame["load_id"], unpack_policy(frame["policy"]))
+    elif frame["kind"] == "score":
+        conductor.score(*unpack_score(frame))
     else:
         conductor.submit(unpack_requests(frame["requests"]))
 

@@ -14,6 +14,7 @@ nothing but the order of submission. With `isolate`, requests of different calls
 call's result does not depend on when other calls came.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ import torch
 from transformers import DynamicCache
 
 from echo_node.backends.base import (
+    CannotScore,
     Completion,
     FailedRequest,
     FailureCode,
@@ -33,11 +35,12 @@ from echo_node.backends.base import (
     Outcome,
     OutOfMemory,
     PolicyFiles,
+    ScoreRequest,
 )
 from echo_node.backends.kv_cache import PromptState, RowCache, split_prompts
 from echo_node.backends.options import TorchOptions
 from echo_node.backends.rows import Row
-from echo_node.backends.sampling import draw
+from echo_node.backends.sampling import draw, token_logprobs
 from echo_node.backends.torch_model import DTYPES, build_model, load_weights
 from echo_swarm.work import BackendReport
 
@@ -117,6 +120,20 @@ class TorchEngine:
                 return self._advance(logits[0] if len(logits) == 1 else torch.cat(logits)) if logits else []
         except OutOfMemory as e:
             return self._shrink(e)
+
+    def score(self, request: ScoreRequest) -> list["array[float]"]:
+        """Return the log-probabilities of given completions, one forward pass each (see `ScoringEngine.score`)."""
+        found: list[array[float]] = []
+        try:
+            with torch.inference_mode():
+                for prompt, completion in request.items:
+                    # The last token predicts nothing that is asked for.
+                    ids = torch.tensor([[*prompt, *completion[:-1]]], device=self.device)
+                    logits = self._forward(ids, DynamicCache(), logits_to_keep=len(completion))[0]
+                    found.append(array("f", token_logprobs(logits, completion, request.temperature)))
+        except OutOfMemory as e:
+            raise CannotScore(f"out of memory while scoring: {e}") from e
+        return found
 
     def wait_s(self) -> float:
         """Return 0: a step always computes."""

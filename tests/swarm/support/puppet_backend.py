@@ -5,9 +5,19 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from echo_node.backends.base import FailedRequest, FailureCode, GenerationRequest, LoadRefused, Outcome, PolicyFiles
+from echo_node.backends.base import (
+    CannotScore,
+    FailedRequest,
+    FailureCode,
+    GenerationRequest,
+    LoadRefused,
+    Outcome,
+    PolicyFiles,
+    ScoreRequest,
+    Scores,
+)
 from echo_node.backends.options import ScriptedOptions
-from echo_node.backends.scripted import script
+from echo_node.backends.scripted import script, script_logprobs
 from echo_swarm.errors import BackendFailed
 from echo_swarm.work import BackendReport
 
@@ -17,6 +27,7 @@ class PuppetBackend:
         self.batch = batch
         self.hold = False
         """Requests wait for `finish` instead of being answered at once."""
+        self.scores = False
         self.policy: PolicyFiles | None = None
         self.loaded: list[int] = []
         self.refuse_versions: dict[int, str] = {}
@@ -65,6 +76,17 @@ class PuppetBackend:
         self.most_running = max(self.most_running, len(self.running))
         if not self.hold:
             self.finish()
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        self._check()
+        if self.policy is None or not self.scores:
+            raise CannotScore("a puppet has no model")
+        version = self.policy.policy_version
+        return Scores(
+            logprobs=tuple(script_logprobs(prompt, ids, version) for prompt, ids in request.items),
+            policy_version=version,
+            artifact_digest=self.policy.artifact_digest,
+        )
 
     async def next_outcome(self) -> Outcome:
         try:

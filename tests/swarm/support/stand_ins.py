@@ -21,6 +21,7 @@ from echo_coordinator.scoring.items import Prompt, Scored, ScoreRequest
 from echo_coordinator.trainer import batch as batches
 from echo_coordinator.trainer.batch import TrainingBatch
 from echo_coordinator.trainer.client import Ready, Trained
+from echo_coordinator.trainer.probe_job import ProbeJob, ProbeRefused, ProbeValues
 from echo_coordinator.trainer.settings import TrainerConfig
 from echo_coordinator.trainer.state import OPTIMIZER_FILE, WEIGHTS_FILE, Checkpoint, Checkpoints, TrainerState
 from echo_swarm.codec import pack_u32
@@ -64,6 +65,8 @@ class StandInTrainer:
         self.spans: list[tuple[float, float]] = []
         """When each update began and ended, on the event loop's clock."""
         self.training = False
+        self.probe: Callable[[int, ProbeJob], tuple[ProbeValues, ...]] | None = None
+        """Values of a version for probes; None: it refuses them."""
         self._gate = anyio.Event()
         self._gate.set()
 
@@ -130,6 +133,11 @@ class _Session:
             consumed_groups=state.consumed_groups,
             data_position=state.data_position,
         )
+
+    async def probe(self, job: ProbeJob, *, timeout_s: float) -> tuple[ProbeValues, ...]:
+        if self._trainer.probe is None:
+            raise ProbeRefused("a stand-in has no model")
+        return self._trainer.probe(self._checkpoint.state.policy_version, job)
 
     async def train(self, batch_path: Path, *, timeout_s: float) -> Trained:
         began = anyio.current_time()

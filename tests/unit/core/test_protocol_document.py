@@ -17,6 +17,7 @@ from echo_swarm.checkpoint import blob
 from echo_swarm.directory.base import head_topic, peers_topic
 from echo_swarm.identity import Identity, verify
 from echo_swarm.manifest import MANIFEST_LIMITS, Artifact, ArtifactKind, CheckpointManifest, RunManifest
+from echo_swarm.probe import PROBE_LIMITS, Probe, ProbeAnswer, ProbeItem, ProbeReply, ProbeRequest, ProbeVerdict
 from echo_swarm.records import RECORD_LIMITS, HeadRecord, PeerRecord
 from echo_swarm.trajectory import (
     SUBMISSION_LIMITS,
@@ -60,12 +61,13 @@ MESSAGES: list[type[Message]] = [
     HeadRecord, PeerRecord,
     BackendReport, Hello, Welcome, Sampling, LeaseMember, Lease, LeaseRequest, LeaseReply,
     Push, PushReply, Beat, BeatReply, Release, Released, StatusRequest, StatusReply,
+    ProbeItem, Probe, ProbeAnswer, ProbeRequest, ProbeReply,
     blob.RunRequest, blob.ManifestRequest, blob.EnvelopeReply, blob.HaveRequest, blob.HaveReply, blob.PieceRequest,
     blob.PieceReply,
     invite.Invite,
 ]  # fmt: skip
 SHORT = {"int 0..2^63 - 1": "u63", "int 0..2^32 - 1": "u32", "int 1..1": "1", "float 0..4_000_000_000": "time"}
-WORDS: list[type[StrEnum]] = [FinishReason, Reason, ArtifactKind, Role, WaitReason]
+WORDS: list[type[StrEnum]] = [FinishReason, Reason, ArtifactKind, Role, WaitReason, ProbeVerdict]
 
 
 def table(heading: str) -> list[list[str]]:
@@ -163,6 +165,7 @@ def test_the_limits_are_documented() -> None:
     assert documented["payload of HeadRecord, PeerRecord"] == row(RECORD_LIMITS)
     assert documented["payload of CheckpointManifest, RunManifest"] == row(MANIFEST_LIMITS)
     assert documented["payload of Submission"] == row(SUBMISSION_LIMITS)
+    assert documented["payload of ProbeAnswer"] == row(PROBE_LIMITS)
     assert documented["invite"] == row(invite.LIMITS)
     assert documented["frame"][1] == f"{codec.Limits(max_bytes=1).max_items:,}"
     assert f"{blob.MAX_REPLY_BYTES:,}" in DOCUMENT
