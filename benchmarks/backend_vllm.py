@@ -16,6 +16,7 @@ The model is a folder made by docs/recipes/smollm2.md; the environment comes fro
 import argparse
 import json
 import os
+import signal
 import statistics
 import tempfile
 import time
@@ -67,7 +68,12 @@ async def start_bare(settings: dict[str, Any], environment: dict[str, str], log:
     command = [str(python_in()), str(ROOT / "benchmarks" / "_vllm_bare.py"), json.dumps(settings)]
     with log.open("wb") as stderr:
         process = await anyio.open_process(
-            command, stdin=PIPE, stdout=PIPE, stderr=stderr, env={**os.environ, **environment}
+            command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=stderr,
+            start_new_session=True,
+            env={**os.environ, **environment},
         )
     async with process:
         bare = Bare(process)
@@ -75,7 +81,8 @@ async def start_bare(settings: dict[str, Any], environment: dict[str, str], log:
             assert (await bare.line(START_S)).strip() == "ready", f"see {log}"
             yield bare
         finally:
-            process.terminate()
+            # With all that vLLM started, which outlives it.
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 async def run_child(
