@@ -12,6 +12,8 @@ from echo_swarm.wire import U32, U63, Digest, Message, Name, ProtocolVersion, Pu
 
 MANIFEST_LIMITS = Limits(max_bytes=4 << 20, max_items=1024, max_depth=6)
 MAX_ARTIFACT_BYTES = 1 << 41
+BASE_VERSION = 0
+"""The version that carries the model to which a run's adapters apply, in every format there is."""
 MIN_PIECE_BYTES = 1 << 16
 MAX_PIECE_BYTES = 4 << 20
 PIECE_DIGEST_BYTES = 32
@@ -31,6 +33,9 @@ class ArtifactKind(StrEnum):
         """The name of such a file inside a version's folder. Never taken from a message."""
         return _FILE_NAMES[self]
 
+
+ADAPTER_KINDS = (ArtifactKind.LORA, ArtifactKind.LORA_GGUF)
+"""Files that make a model only together with the base that `Artifact.base_digest` names."""
 
 _FILE_NAMES = {
     ArtifactKind.SAFETENSORS: "model.safetensors",
@@ -63,9 +68,9 @@ class Artifact(Message):
     piece_digests: Annotated[bytes, Field(max_length=2 << 20)]
     """sha256 of each piece, concatenated."""
     layout_digest: Digest
-    """For safetensors: `checkpoint.safetensors_file.layout_digest`; binds names, types, shapes. Else zeros."""
+    """For safetensors and lora: `checkpoint.safetensors_file.layout_digest`; binds names, types, shapes. Else zeros."""
     base_digest: Digest | None = None
-    """For deltas and adapters: the artifact this one applies to."""
+    """For deltas and adapters: the artifact this one applies to; for adapters the safetensors one of BASE_VERSION."""
 
     @model_validator(mode="after")
     def _pieces_fit(self) -> "Artifact":

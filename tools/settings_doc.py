@@ -77,7 +77,9 @@ def render() -> str:
     """Return the document."""
     parts = [_HEAD]
     for section, field in RunSettings.model_fields.items():
-        model = cast("type[BaseModel]", field.annotation)
+        # A section that may be missing is written `Section | None`.
+        kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
+        model = cast("type[BaseModel]", kinds[0] if kinds else field.annotation)
         doc = (model.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
         parts.append(_table(f"[{section}]", doc, model))
         if section == "environment":

@@ -103,11 +103,12 @@ def export(
     run: RunArgument,
     out: Annotated[Path, typer.Argument(help="New folder; transformers loads it.", show_default=False)],
     version: Annotated[int | None, typer.Option(help="Default: the newest.", show_default=False)] = None,
+    merged: Annotated[bool, typer.Option("--merged", help="Of a LoRA run: a whole model, not the adapter.")] = False,
 ) -> None:
-    """Write a version as a Hugging Face folder."""
+    """Write a version as a Hugging Face folder; of a LoRA run, the adapter as PEFT's files."""
     from echo_coordinator.commands.export import export_version
 
-    exported = export_version(run, out, version=version)
+    exported = export_version(run, out, version=version, merged=merged)
     typer.echo(f"wrote version {exported} to {out}")
 
 

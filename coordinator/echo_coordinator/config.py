@@ -8,7 +8,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.state.probe_settings import ProbeSettings
 from echo_coordinator.state.work_settings import WorkSettings
-from echo_coordinator.trainer.settings import ObjectiveSettings, OptimizerSettings, Precision, correction_warnings
+from echo_coordinator.trainer.settings import (
+    LoraSettings,
+    ObjectiveSettings,
+    OptimizerSettings,
+    Precision,
+    correction_warnings,
+)
 from echo_swarm.addresses import ListenAddress, Multiaddress, PeerAddress
 from echo_swarm.errors import SettingsError
 from echo_swarm.wire import Name, RunId, Text
@@ -106,6 +112,7 @@ class RunSettings(_Section):
     work: WorkSettings = WorkSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
+    lora: LoraSettings | None = None
     scoring: ScoringSection = ScoringSection()
     evaluation: EvaluationSection = EvaluationSection()
     probes: ProbeSettings = ProbeSettings()

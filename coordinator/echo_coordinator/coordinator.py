@@ -34,7 +34,7 @@ from echo_coordinator.loops.reporting import Reporter
 from echo_coordinator.loops.training import OpenTrainer, Trained, TrainingLoop
 from echo_coordinator.manifests import run_facts, write_run_manifest
 from echo_coordinator.publisher import Publisher
-from echo_coordinator.publisher.gguf.convert import GgufConverter
+from echo_coordinator.publisher.contents import contents_of
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.scoring.items import PROMPT_DEADLINE_S
 from echo_coordinator.scoring.pool import PoolSettings, open_pool
@@ -228,20 +228,8 @@ def _publishing(
         publisher=publisher,
         identity=identity,
         clock=state.core.clock,
-        precision=settings.publish.precision,
-        converter=_converter(folder, settings),
+        contents=contents_of(folder, settings.publish, lora=settings.lora is not None),
     )
-
-
-def _converter(folder: RunFolder, settings: RunSettings) -> GgufConverter:
-    converter = GgufConverter(
-        precisions=settings.publish.gguf,
-        config=folder.model / "config.json",
-        folder=folder.root / "gguf",
-        log_path=folder.logs / "gguf.log",
-    )
-    converter.check()
-    return converter
 
 
 def _assemble(
@@ -327,6 +315,7 @@ def _trainer_config(folder: RunFolder, settings: RunSettings) -> TrainerConfig:
         temperature=settings.work.temperature,
         objective=settings.objective,
         optimizer=settings.optimizer,
+        lora=settings.lora,
         publish_precision=settings.publish.precision,
         keep_checkpoints=settings.publish.keep_checkpoints,
     )

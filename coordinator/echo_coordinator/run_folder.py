@@ -5,7 +5,7 @@ RUN/keys/run.key     the run's key (mode 0600): signs manifests, and is the coor
 RUN/state.db         leases, replay buffer, ledger of what was trained, counters
 RUN/run.manifest     signed RunManifest
 RUN/store/           published versions
-RUN/checkpoints/     trainer checkpoints (weights, optimizer, schedule, what was consumed)
+RUN/checkpoints/     trainer checkpoints (weights, optimizer, schedule, what was consumed); base/ in a LoRA run
 RUN/batches/         the batch being trained
 RUN/gguf/            files for llama.cpp under way to the store
 RUN/logs/            one file a child process
@@ -79,6 +79,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Trainer checkpoints."""
         return self.root / "checkpoints"
+
+    @property
+    def base(self) -> Path:
+        """The model that the adapters of a LoRA run apply to; written by the trainer."""
+        return self.checkpoints / "base" / "model.safetensors"
 
     @property
     def batches(self) -> Path:

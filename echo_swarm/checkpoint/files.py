@@ -109,3 +109,20 @@ def read_file(path: Path, limit_bytes: int) -> bytes | None:
     except OSError:
         return None
     return data if 0 < len(data) <= limit_bytes else None
+
+
+def size_of(path: Path) -> int | None:
+    """Return a file's length in bytes; None when there is no such file."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def allocated_bytes(path: Path) -> int:
+    """Return the bytes that a (sparse) file takes on disk."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0
+    return getattr(status, "st_blocks", 0) * 512

@@ -10,11 +10,16 @@ llama.cpp parses files in C++ and supports far more than a run needs; what a ver
 4. the architecture is one of ARCHITECTURES, its sizes are there and above 0,
 5. each tensor's name once, 1 to 4 dimensions above 0, a type of TYPES, rows of whole blocks,
 6. tensors follow each other, each at the next multiple of 32 from the end of the header; the last ends the file.
+
+A LoRA adapter (`check_gguf_adapter`) has no sizes and no tokenizer, but `general.type` = `adapter`, `adapter.type` =
+`lora` and `adapter.lora.alpha` above 0; its tensors are F32 or F16 matrices in pairs, `blk.N.NAME.weight.lora_a` and
+`.lora_b`, all of one rank.
 """
 
 import math
+import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,6 +39,7 @@ TYPES = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 8: ("Q8_0", 32
 Scalar = int | float | bool | str
 
 _MAGIC = b"GGUF"
+_ADAPTER_TENSOR = re.compile(r"(blk\.\d{1,6}\.[a-z_]{1,24}\.weight)\.lora_([ab])")
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
 _BOOL, _TEXT, _ARRAY = 7, 8, 9
 _SIZES = (
@@ -79,6 +85,32 @@ def check_gguf(path: Path) -> GgufHeader:
         OSError: the file cannot be read.
 
     """
+    header, keys = _read(path)
+    return replace(header, architecture=_check_keys(keys, header.values))
+
+
+def check_gguf_adapter(path: Path) -> GgufHeader:
+    """Check the header of a LoRA adapter, and return it.
+
+    Raises:
+        MalformedMessage: naming what is wrong.
+        OSError: the file cannot be read.
+
+    """
+    header, keys = _read(path)
+    values = header.values
+    _check_common(keys - {"adapter.type", "adapter.lora.alpha"}, values)
+    alpha = values.get("adapter.lora.alpha")
+    if values.get("general.type") != "adapter" or values.get("adapter.type") != "lora":
+        raise MalformedMessage("gguf: this is no LoRA adapter")
+    if type(alpha) is not float or alpha <= 0:
+        raise MalformedMessage("gguf: adapter.lora.alpha is missing or not above 0")
+    _check_pairs(header.tensors)
+    return replace(header, architecture=str(values["general.architecture"]))
+
+
+def _read(path: Path) -> tuple[GgufHeader, set[str]]:
+    """Apply rules 1, 2 as far as the form goes, 5 and 6; the architecture is left empty."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         reader = _Reader(file, min(size_bytes, MAX_HEADER_BYTES))
@@ -90,11 +122,10 @@ def check_gguf(path: Path) -> GgufHeader:
                 f"gguf: {tensor_count} tensors and {key_count} keys, allowed {MAX_TENSORS}, {MAX_KEYS}"
             )
         keys, values = _keys(reader, key_count)
-        architecture = _check_keys(keys, values)
         tensors = tuple(_tensor(reader) for _ in range(tensor_count))
     data_start = _aligned(reader.position)
     _check_tensors(tensors, size_bytes - data_start)
-    return GgufHeader(architecture=architecture, values=values, tensors=tensors, data_start=data_start)
+    return GgufHeader(architecture="", values=values, tensors=tensors, data_start=data_start), keys
 
 
 class _Reader:
@@ -173,23 +204,40 @@ def _skip_array(reader: _Reader, key: str) -> None:
 
 def _check_keys(keys: set[str], values: dict[str, Scalar]) -> str:
     """Apply rules 2 to 4 and return the architecture."""
+    architecture = _check_common(keys - {"tokenizer.ggml.model"}, values)
+    if values.get("tokenizer.ggml.model") != "no_vocab":
+        raise MalformedMessage("gguf: it carries a vocabulary; a version's file has none")
+    for size in _SIZES:
+        value = values.get(f"{architecture}.{size}")
+        if type(value) is not int or not 0 < value < 2**31:
+            raise MalformedMessage(f"gguf: {architecture}.{size} is missing or no whole number above 0")
+    return architecture
+
+
+def _check_common(keys: set[str], values: dict[str, Scalar]) -> str:
     architecture = values.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise MalformedMessage(
             f"gguf: architecture {str(architecture)[:80]!r}, expected one of {', '.join(ARCHITECTURES)}"
         )
-    if values.get("tokenizer.ggml.model") != "no_vocab":
-        raise MalformedMessage("gguf: it carries a vocabulary; a version's file has none")
     if values.get("general.alignment", ALIGNMENT) != ALIGNMENT:
         raise MalformedMessage(f"gguf: alignment is not {ALIGNMENT}")
-    for key in keys - {"tokenizer.ggml.model"}:
+    for key in keys:
         if not key.startswith(("general.", f"{architecture}.")):
             raise MalformedMessage(f"gguf: key {key[:80]!r} has no place in a version's file")
-    for size in _SIZES:
-        value = values.get(f"{architecture}.{size}")
-        if type(value) is not int or not 0 < value < 2**31:
-            raise MalformedMessage(f"gguf: {architecture}.{size} is missing or no whole number above 0")
     return str(architecture)
+
+
+def _check_pairs(tensors: tuple[GgufTensor, ...]) -> None:
+    pairs: dict[str, dict[str, tuple[int, ...]]] = {}
+    for tensor in tensors:
+        match = _ADAPTER_TENSOR.fullmatch(tensor.name)
+        if match is None or tensor.type not in ("F32", "F16") or len(tensor.shape) != 2:
+            raise MalformedMessage(f"gguf: tensor {tensor.name!r} has no place in an adapter")
+        pairs.setdefault(match[1], {})[match[2]] = tensor.shape
+    ranks = {(pair["a"][0], pair["b"][1]) if len(pair) == 2 else (0, 0) for pair in pairs.values()}
+    if len(ranks) != 1 or (0, 0) in ranks or any(a != b for a, b in ranks):
+        raise MalformedMessage("gguf: the adapter's matrices do not pair up, or differ in rank")
 
 
 def _tensor(reader: _Reader) -> GgufTensor:

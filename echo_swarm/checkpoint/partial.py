@@ -144,7 +144,7 @@ class PartialArtifact:
     def _check_content(self, whole_fits: bool) -> None:
         if not whole_fits:
             raise MalformedMessage(f"{self.path.name}: every piece fits, the whole does not; the manifest is wrong")
-        if self.artifact.kind is ArtifactKind.SAFETENSORS:
+        if self.artifact.kind in (ArtifactKind.SAFETENSORS, ArtifactKind.LORA):
             check_layout(self.part_path, self.artifact.layout_digest)
 
     def _lost_pieces(self) -> bool:

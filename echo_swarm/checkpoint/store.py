@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo_swarm.checkpoint.files import free_bytes, publish_file, remove_file
+from echo_swarm.checkpoint.files import allocated_bytes, free_bytes, publish_file, remove_file, size_of
 from echo_swarm.checkpoint.partial import PartialArtifact, file_digest, journal_of
 from echo_swarm.checkpoint.pieces import PieceMap
 from echo_swarm.checkpoint.retention import HeldVersion, versions_to_delete, versions_to_evict
@@ -78,7 +78,7 @@ class VersionStore(ManifestShelf):
         """Remove files that cannot be what their manifests say, such as empty ones."""
         for version, artifact in self._artifacts():
             path = self.version_folder(version) / artifact.file_name
-            size = _size(path)
+            size = size_of(path)
             if size not in (None, artifact.size_bytes):
                 log.warning("%s has %d bytes, expected %d; fetched again", path, size, artifact.size_bytes)
                 remove_file(path)
@@ -95,9 +95,10 @@ class VersionStore(ManifestShelf):
         return [version for version in self.versions() if self.artifact_path(version, kind) is not None]
 
     def complete_digests(self, *, limit: int = 16) -> list[bytes]:
-        """Return the digests of whole artifacts, newest version first, for PeerRecord."""
-        found = [a.digest for version, a in self._artifacts() if self._whole_path(version, a) is not None]
-        return found[:limit]
+        """Return the digests of whole artifacts for PeerRecord: the bases of adapters, then newest version first."""
+        whole = [(version, a.digest) for version, a in self._artifacts() if self._whole_path(version, a) is not None]
+        bases = self._base_versions()
+        return [digest for _, digest in sorted(whole, key=lambda item: item[0] not in bases)][:limit]
 
     def verify(self, version: int, kind: ArtifactKind, precision: str | None = None) -> Path | None:
         """Return the path of a whole artifact after hashing it (once in this process); None when it is not good.
@@ -230,7 +231,7 @@ class VersionStore(ManifestShelf):
     def _make_room(self, version: int, artifact: Artifact) -> None:
         part = self.version_folder(version) / f"{artifact.file_name}.part"
         if self._quota_bytes is not None:
-            wanted = artifact.size_bytes - (_size(part) or 0)
+            wanted = artifact.size_bytes - (size_of(part) or 0)
             excess = self.used_bytes() + wanted - self._quota_bytes
             for old in versions_to_evict(self._held(), excess_bytes=excess, keep=version):
                 self._delete(old)
@@ -239,7 +240,7 @@ class VersionStore(ManifestShelf):
                     f"version {version} needs {_mb(wanted)}, the quota of {_mb(self._quota_bytes)} "
                     f"has {_mb(max(0, self._quota_bytes - used))} left; raise the quota"
                 )
-        self.check_room(artifact.size_bytes - _allocated(part), f"version {version}")
+        self.check_room(artifact.size_bytes - allocated_bytes(part), f"version {version}")
 
     def check_room(self, size_bytes: int, what: str) -> None:
         """Refuse to begin what will not fit on the disk. Raises StorageFull with both figures."""
@@ -248,16 +249,22 @@ class VersionStore(ManifestShelf):
             raise StorageFull(f"{what} needs {_mb(needed)}, {_mb(free)} are free in {self.folder}; free some space")
 
     def _held(self) -> list[HeldVersion]:
-        in_use = self._in_use | set(self._downloading.values())
+        in_use = self._in_use | set(self._downloading.values()) | self._base_versions()
         return [
             HeldVersion(
                 version=version,
                 complete=any(self._whole_path(version, a) for a in signed.message.artifacts),
-                size_bytes=sum(_size(path) or 0 for path in self.version_folder(version).glob("*")),
+                size_bytes=sum(size_of(path) or 0 for path in self.version_folder(version).glob("*")),
                 in_use=version in in_use,
             )
             for version, signed in sorted(self._manifests.items())
         ]
+
+    def _base_versions(self) -> set[int]:
+        """Return the versions with a model that an adapter here applies to: without it the adapter is worth nothing."""
+        artifacts = self._artifacts()
+        bases = {artifact.base_digest for _, artifact in artifacts}
+        return {version for version, artifact in artifacts if artifact.digest in bases}
 
     def _delete(self, version: int) -> bool:
         artifacts = self._manifests[version].message.artifacts
@@ -280,7 +287,7 @@ class VersionStore(ManifestShelf):
 
     def _whole_path(self, version: int, artifact: Artifact) -> Path | None:
         path = self.version_folder(version) / artifact.file_name
-        return path if _size(path) == artifact.size_bytes else None
+        return path if size_of(path) == artifact.size_bytes else None
 
     def _checked_map(self, artifact: Artifact) -> PieceMap:
         with self._lock:
@@ -302,7 +309,7 @@ class VersionStore(ManifestShelf):
 
     def _readable_path(self, version: int, artifact: Artifact) -> Path | None:
         path = self.version_folder(version) / artifact.file_name
-        return next((p for p in (path, path.with_name(f"{path.name}.part")) if _size(p) == artifact.size_bytes), None)
+        return next((p for p in (path, path.with_name(f"{path.name}.part")) if size_of(p) == artifact.size_bytes), None)
 
     def _demote(self, version: int, artifact: Artifact) -> None:
         """Turn a damaged file back into a download; opening that keeps the pieces that are still good."""
@@ -324,22 +331,6 @@ def read_range(path: Path, offset: int, length: int) -> bytes | None:
     except OSError:
         return None
     return data if len(data) == length else None
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
-
-
-def _allocated(path: Path) -> int:
-    """Return the bytes that a (sparse) file takes on disk."""
-    try:
-        status = path.stat()
-    except OSError:
-        return 0
-    return getattr(status, "st_blocks", 0) * 512
 
 
 def _mb(size_bytes: int) -> str:

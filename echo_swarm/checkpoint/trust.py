@@ -8,7 +8,7 @@ An envelope becomes the trusted head only if, in this order,
 4. its signature fits,
 5. the signer is the run's key (the one in the invite),
 6. it is about this run,
-7. no two of its artifacts have one file name (`Artifact.file_name`),
+7. no two of its artifacts have one file name (`Artifact.file_name`); adapters and deltas, and no others, name a base,
 8. its version is not below the highest ever trusted: no rollback, also not after a restart, also not when the newer
    manifest has expired,
 9. at the same version its digest is the same: one version, one content.
@@ -25,7 +25,9 @@ from collections.abc import Iterable
 
 from echo_swarm.envelope import Signed, unseal
 from echo_swarm.errors import MalformedMessage, PeerFault, Untrusted
-from echo_swarm.manifest import MANIFEST_LIMITS, CheckpointManifest, RunManifest
+from echo_swarm.manifest import ADAPTER_KINDS, MANIFEST_LIMITS, ArtifactKind, CheckpointManifest, RunManifest
+
+_OVER_A_BASE = (*ADAPTER_KINDS, ArtifactKind.DELTA)
 
 
 class TrustedHead:
@@ -116,6 +118,12 @@ class TrustedHead:
         names = [artifact.file_name for artifact in signed.message.artifacts]
         if len(set(names)) != len(names):
             raise MalformedMessage(f"version {signed.message.policy_version} has two artifacts with one file name")
+        for artifact in signed.message.artifacts:
+            if (artifact.base_digest is None) == (artifact.kind in _OVER_A_BASE):
+                wrong = "no base" if artifact.base_digest is None else "a base"
+                raise MalformedMessage(
+                    f"version {signed.message.policy_version} has a file of kind {artifact.kind.value} with {wrong}"
+                )
         return signed
 
 

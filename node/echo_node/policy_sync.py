@@ -14,7 +14,7 @@ A version without a file for this node's backend (a conversion that failed, say)
 has one, as long as work of that one is not over-stale.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 import anyio
 from anyio import to_thread
@@ -23,21 +23,19 @@ from echo_node.activity import Activity, Part
 from echo_node.backends.base import PolicyFiles
 from echo_node.backoff import Backoff
 from echo_node.peers import Peers
+from echo_node.version_files import NotUsable, VersionFiles
 from echo_node.wanted import Wanted
 from echo_swarm.checkpoint.blob import ask_manifest
 from echo_swarm.checkpoint.fetch import Fetcher
-from echo_swarm.checkpoint.gguf_file import check_gguf
-from echo_swarm.checkpoint.safetensors_file import check_layout
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.checkpoint.trust import TrustedHead
 from echo_swarm.clock import Clock
 from echo_swarm.directory.base import Directory, head_topic
 from echo_swarm.directory.reading import newest_head
 from echo_swarm.envelope import Signed
-from echo_swarm.errors import EchoError, LocalFault, MalformedMessage, PeerFault, PeerUnreachable, Unavailable
-from echo_swarm.identity import PeerId
+from echo_swarm.errors import EchoError, LocalFault, PeerFault, PeerUnreachable, Unavailable
 from echo_swarm.invite import Invite
-from echo_swarm.manifest import Artifact, ArtifactKind, CheckpointManifest, RunManifest
+from echo_swarm.manifest import CheckpointManifest, RunManifest
 from echo_swarm.transport.base import Host
 
 LOOK_S = 20.0
@@ -69,14 +67,15 @@ class PolicySync:
         self._directory = directory
         self._invite = invite
         self._store = store
-        self._fetcher = fetcher
         self._trusted = trusted
         self._peers = peers
         self._clock = clock
         self._activity = activity
         self._changed = changed
         self._needed = needed
-        self._wanted_files = wanted_files or Wanted()
+        self._version_files = VersionFiles(
+            fetcher=fetcher, peers=peers, activity=activity, wanted=wanted_files or Wanted()
+        )
         self._backoff = backoff
         self._run: RunManifest | None = None
         self._hint: int | None = None
@@ -246,15 +245,15 @@ class PolicySync:
     async def _obtain(self, version: int) -> None:
         signed = await self._manifest(version)
         found = signed.message.policy_version
-        artifact = self._wanted_files.choose(signed.message)
-        if artifact is None:
-            # A version never changes, so there is nothing to try again.
-            self._pass_over(found, self._wanted_files.lacking(signed.message))
-            return
+        assert self._run is not None
         self._fetching = found
         try:
             with anyio.CancelScope() as self._fetch_scope:
-                await self._fetch(signed, artifact)
+                self._files[found] = await self._version_files.obtain(signed, self._run, self._manifest)
+        except NotUsable as e:
+            # A version never changes, so there is nothing to try again.
+            self._pass_over(found, str(e))
+            return
         finally:
             self._fetching = None
         self._retries.pop(version, None)
@@ -271,39 +270,6 @@ class PolicySync:
         self._activity.say(f"{reason}{staying}")
         self.refuse(version, reason)
         self._tell_gap()
-
-    async def _fetch(self, signed: Signed[CheckpointManifest], artifact: Artifact) -> None:
-        version = signed.message.policy_version
-
-        async def providers() -> Sequence[PeerId]:
-            return await self._peers.providers(artifact.digest)
-
-        def progress(done: int, total: int) -> None:
-            self._activity.progress(f"fetching version {version}: {done / total:.0%} of {total / 1e6:.1f} MB")
-
-        report = await self._fetcher.fetch(signed, artifact, providers, progress=progress)
-        for liar, what in report.liars.items():
-            self._activity.say(f"peer {liar} sent wrong bytes of version {version} ({what}); not asked again")
-        assert report.path is not None and self._run is not None
-        if artifact.kind is ArtifactKind.SAFETENSORS:
-            await to_thread.run_sync(check_layout, report.path, artifact.layout_digest)
-        elif artifact.kind is ArtifactKind.GGUF:
-            try:
-                await to_thread.run_sync(check_gguf, report.path)
-            except MalformedMessage as e:
-                # The bytes are the signed ones: nobody has others.
-                self._pass_over(version, f"the file of version {version} is not handed to the backend ({e})")
-                return
-        self._files[version] = PolicyFiles(
-            policy_version=version,
-            artifact=report.path,
-            artifact_digest=artifact.digest,
-            model_config_json=self._run.model_config_json,
-            end_token_ids=self._run.end_token_ids,
-            vocabulary_size=self._run.vocabulary_size,
-            max_prompt_tokens=self._run.max_prompt_tokens,
-            max_completion_tokens=self._run.max_completion_tokens,
-        )
 
     async def _manifest(self, version: int) -> Signed[CheckpointManifest]:
         """Return a trusted manifest: of `version`, or of a newer head if that is what there is by now."""

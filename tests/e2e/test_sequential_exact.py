@@ -104,10 +104,10 @@ def run(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def settings() -> RunSettings:
+def settings(*, updates: int = UPDATES, **sections: dict[str, object]) -> RunSettings:
     return RunSettings.model_validate(
         {
-            "run": {"id": "5" * 32, "name": "exact", "updates": UPDATES},
+            "run": {"id": "5" * 32, "name": "exact", "updates": updates},
             "environment": {"name": "function", "max_prompt_tokens": 8},
             "work": {
                 "mode": "sequential",
@@ -120,19 +120,20 @@ def settings() -> RunSettings:
             },
             "optimizer": OPTIMIZER.model_dump(),
             "evaluation": {"every": 0},
+            **sections,
         }
     )
 
 
-async def train_with_swarm(run: RunFolder, node_folder: Path) -> tuple[Path, dict[int, int]]:
-    """Return the last version's weights and how many completions were trained by staleness."""
+async def train_with_swarm(run: RunFolder, node_folder: Path, chosen: RunSettings) -> dict[int, int]:
+    """Run to the end; return how many completions were trained by staleness."""
     publisher, volunteer = Identity.generate(), Identity.generate()
     network, store, clock = MemoryNetwork(seed=1), DirectoryStore(), SystemClock()
-    real = real_children(run, settings())
+    real = real_children(run, chosen)
     children = Children(open_trainer=real.open_trainer, open_scorers=function_scorers)
     async with network.host(publisher) as host, network.host(volunteer) as node_host:
         directory = MemoryDirectory(store, publisher, clock)
-        async with run_coordinator(run, settings(), publisher, host, directory, children) as coordinator:
+        async with run_coordinator(run, chosen, publisher, host, directory, children) as coordinator:
             node = Node(
                 NodeConfig(state_dir=node_folder),
                 coordinator.invite,
@@ -142,15 +143,15 @@ async def train_with_swarm(run: RunFolder, node_folder: Path) -> tuple[Path, dic
                     identity=volunteer,
                     clock=clock,
                     open_backend=lambda: start_backend(TORCH, log_path=node_folder / "backend.log"),
+                    wanted_files=TORCH.wanted(),
                     emit=lambda line: None,
                 ),
             )
             with anyio.fail_after(240):
                 assert await node.run() is Outcome.FINISHED
                 await coordinator.ended.wait()
-            assert coordinator.state.updates.count == UPDATES
-            lags = coordinator.state.updates.lags()
-    return run.checkpoints / f"v{UPDATES:08d}" / "model.safetensors", lags
+            assert coordinator.state.updates.count == chosen.run.updates
+            return coordinator.state.updates.lags()
 
 
 def train_alone(run: RunFolder, checkpoints: Path) -> Path:
@@ -236,7 +237,8 @@ def member_of(group: int, completion, version: int) -> Member:
 
 @pytest.mark.anyio
 async def test_sequential_swarm_and_one_process_train_bit_identical_weights(run: RunFolder, tmp_path: Path) -> None:
-    swarm, lags = await train_with_swarm(run, tmp_path / "node")
+    lags = await train_with_swarm(run, tmp_path / "node", settings())
+    swarm = run.checkpoints / f"v{UPDATES:08d}" / "model.safetensors"
     alone = train_alone(run, tmp_path / "alone")
     assert lags == {0: UPDATES * GROUPS * MEMBERS}
     assert swarm.read_bytes() == alone.read_bytes()

@@ -12,6 +12,7 @@ import pytest
 
 from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.publisher import Publisher
+from echo_coordinator.publisher.contents import WholeModel
 from echo_coordinator.publisher.gguf.convert import GgufConverter
 from echo_coordinator.state.run_state import RunFacts, open_run
 from echo_coordinator.state.work_settings import WorkSettings
@@ -145,8 +146,7 @@ async def publishing_of(folder: Path, converter: GgufConverter, **store: object)
             publisher=publisher,
             identity=identity,
             clock=clock,
-            precision="float32",
-            converter=converter,
+            contents=WholeModel(precision="float32", converter=converter),
         )
 
 

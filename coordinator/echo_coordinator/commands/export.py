@@ -1,18 +1,24 @@
-"""A version as a Hugging Face folder: the model's own files with the weights of that version."""
+"""A version as a folder that transformers or PEFT loads: the model's own files with its weights, or an adapter."""
 
+import json
 import secrets
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from echo_coordinator.config import load_settings
 from echo_coordinator.run_folder import RunFolder
+from echo_swarm.checkpoint.adapter_file import read_adapter
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.errors import LocalFault, UsageError
-from echo_swarm.manifest import ArtifactKind
+from echo_swarm.manifest import BASE_VERSION, ArtifactKind
 
 
-def export_version(root: Path, out: Path, *, version: int | None) -> int:
+def export_version(root: Path, out: Path, *, version: int | None, merged: bool = False) -> int:
     """Write a version to the new folder `out`; return its number. The run may be running.
+
+    Of a LoRA run that is the adapter as PEFT's files, or with `merged` a whole model with the adapter worked in.
 
     Raises:
         UsageError: the run has no such version any more, or `out` exists.
@@ -23,25 +29,59 @@ def export_version(root: Path, out: Path, *, version: int | None) -> int:
     folder.require()
     if out.exists():
         raise UsageError(f"{out} exists; choose a new folder")
-    store = VersionStore(folder.store, load_settings(folder).run.id)
-    kept = store.complete_versions(ArtifactKind.SAFETENSORS)
+    settings = load_settings(folder)
+    store = VersionStore(folder.store, settings.run.id)
+    kind = ArtifactKind.SAFETENSORS if settings.lora is None else ArtifactKind.LORA
+    if merged and settings.lora is None:
+        raise UsageError(f"{root} trains all weights, so there is nothing to merge; leave --merged out")
+    kept = store.complete_versions(kind)
     if not kept:
         raise UsageError(f"{root} has not published a version yet; start it first")
     chosen = kept[-1] if version is None else version
     if chosen not in kept:
         raise UsageError(f"version {chosen} is not kept any more; there are {', '.join(map(str, kept))}")
-    weights = store.verify(chosen, ArtifactKind.SAFETENSORS)
-    if weights is None:
-        raise LocalFault(f"version {chosen} is damaged on disk; export another one")
+    weights = _intact(store, chosen, kind)
+    with _building(out) as building:
+        if settings.lora is None:
+            _copy_model(folder, building)
+            shutil.copyfile(weights, building / "model.safetensors")
+        elif merged:
+            _copy_model(folder, building)
+            _merge(_intact(store, BASE_VERSION, ArtifactKind.SAFETENSORS), weights, building / "model.safetensors")
+        else:
+            shutil.copyfile(weights, building / "adapter_model.safetensors")
+            config = json.dumps(read_adapter(weights).config, indent=2)
+            (building / "adapter_config.json").write_text(config + "\n", encoding="utf-8")
+    return chosen
+
+
+def _intact(store: VersionStore, version: int, kind: ArtifactKind) -> Path:
+    path = store.verify(version, kind)
+    if path is None:
+        raise LocalFault(f"version {version} is damaged on disk; export another one")
+    return path
+
+
+@contextmanager
+def _building(out: Path) -> Generator[Path]:
+    """Give a folder that becomes `out` when the block succeeds, and nothing otherwise."""
     out.parent.mkdir(parents=True, exist_ok=True)
     building = out.parent / f".{out.name}.{secrets.token_hex(4)}"
     building.mkdir()
     try:
-        for path in sorted(folder.model.iterdir()):
-            if path.suffix != ".safetensors" and path.name != "model.safetensors.index.json":
-                shutil.copyfile(path, building / path.name)
-        shutil.copyfile(weights, building / "model.safetensors")
+        yield building
         building.rename(out)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return chosen
+
+
+def _copy_model(folder: RunFolder, target: Path) -> None:
+    for path in sorted(folder.model.iterdir()):
+        if path.suffix != ".safetensors" and path.name != "model.safetensors.index.json":
+            shutil.copyfile(path, target / path.name)
+
+
+def _merge(base: Path, adapter: Path, target: Path) -> None:
+    from echo_coordinator.trainer.adapter import merge
+
+    merge(base, adapter, target)

@@ -7,7 +7,7 @@ import anyio
 import anyio.to_thread
 
 from echo_coordinator.publisher import Published, Publisher, WeightsFile, head_record
-from echo_coordinator.publisher.gguf.convert import GgufConverter
+from echo_coordinator.publisher.contents import Contents
 from echo_coordinator.state.counters import WORK
 from echo_coordinator.state.run_state import RunState
 from echo_swarm.clock import Clock
@@ -16,7 +16,6 @@ from echo_swarm.directory.base import Directory, head_topic, peers_topic
 from echo_swarm.envelope import seal
 from echo_swarm.errors import StorageFull
 from echo_swarm.identity import Identity
-from echo_swarm.manifest import ArtifactKind
 from echo_swarm.records import PeerRecord
 from echo_swarm.transport.base import Host
 from echo_swarm.work import Role
@@ -36,15 +35,13 @@ class Publishing:
         publisher: Publisher,
         identity: Identity,
         clock: Clock,
-        precision: str,
-        converter: GgufConverter,
+        contents: Contents,
     ) -> None:
         self._state = state
         self._publisher = publisher
         self._identity = identity
         self._clock = clock
-        self._precision = precision
-        self._converter = converter
+        self._contents = contents
         self._missed: tuple[int, list[str]] = (-1, [])
         """A version, and what it was published without, with the reason."""
         self._changed = anyio.Event()
@@ -62,17 +59,16 @@ class Publishing:
             return []
         version, missed = self._missed
         if version != head.message.policy_version:
-            there = {artifact.precision for artifact in head.message.artifacts if artifact.kind is ArtifactKind.GGUF}
-            missed = [f"gguf {precision}" for precision in self._converter.precisions if precision not in there]
+            missed = self._contents.lacking(head.message)
         return [f"version {head.message.policy_version} is published without {what}" for what in missed]
 
     async def publish(self, version: int, weights: Path) -> Published:
         """Make a version fetchable. Made again with the same weights after a crash, it changes nothing."""
-        file = WeightsFile(path=weights, kind=ArtifactKind.SAFETENSORS, precision=self._precision)
+        needed = await self._contents.needed(version, weights)
         if self._publisher.exists(version):
-            published = await self._publish(version, [file])
+            published = await self._publish(version, needed)
         else:
-            published = await self._publish_all(version, file)
+            published = await self._publish_all(version, needed)
         digests = [artifact.digest for artifact in published.message.artifacts]
         await self._state.updates.publish(version, digests)
         event, self._changed = self._changed, anyio.Event()
@@ -83,20 +79,20 @@ class Publishing:
         # A version that is still being evaluated stays fetchable, however far behind it is.
         return await self._publisher.publish(version, files, in_use=self._state.evaluations.under_way())
 
-    async def _publish_all(self, version: int, file: WeightsFile) -> Published:
+    async def _publish_all(self, version: int, needed: list[WeightsFile]) -> Published:
         """Publish with what can be had for llama.cpp; whatever fails there, the version itself goes out."""
-        converted = await self._converter.convert(file.path)
+        converted = await self._contents.converted(needed)
         failures = list(converted.failures)
         try:
             try:
-                published = await self._publish(version, [file, *converted.files])
+                published = await self._publish(version, [*needed, *converted.files])
             except StorageFull as e:
                 if not converted.files:
                     raise
                 failures = [f"gguf: {e}"]
-                published = await self._publish(version, [file])
+                published = await self._publish(version, needed)
         finally:
-            await anyio.to_thread.run_sync(self._converter.clean)
+            await anyio.to_thread.run_sync(self._contents.clean)
         self._missed = version, failures
         for warning in self.warnings:
             log.error("%s", warning)

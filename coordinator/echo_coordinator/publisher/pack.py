@@ -77,7 +77,7 @@ def pack(source: Path, folder: Path, *, kind: ArtifactKind, precision: str, base
     )
 
 
-_WITH_LAYOUT = {ArtifactKind.SAFETENSORS}
+_WITH_LAYOUT = {ArtifactKind.SAFETENSORS, ArtifactKind.LORA}
 
 
 def reread(path: Path, artifact: Artifact) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from echo_coordinator.trainer.adapter import WithoutAdapter, add_adapter, fix_base, load_adapter, save_adapter
 from echo_coordinator.trainer.batch import TrainingBatch, check
 from echo_coordinator.trainer.metrics import Optimised, report
 from echo_coordinator.trainer.model import load_model, load_tensors, load_weights, save_tensors, save_weights
@@ -23,6 +24,7 @@ from echo_coordinator.trainer.rows import plan
 from echo_coordinator.trainer.schedule import learning_rate
 from echo_coordinator.trainer.settings import TrainerConfig
 from echo_coordinator.trainer.state import (
+    ADAPTER_FILE,
     OPTIMIZER_FILE,
     PUBLISHED_FILE,
     WEIGHTS_FILE,
@@ -31,7 +33,7 @@ from echo_coordinator.trainer.state import (
     TrainerState,
 )
 from echo_swarm.codec import unpack_u32
-from echo_swarm.errors import MalformedMessage
+from echo_swarm.errors import BackendFailed, MalformedMessage
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -54,20 +56,21 @@ class Trainer:
         self._store = Checkpoints(config.checkpoint_folder)
         torch.set_num_threads(config.optimizer.threads or max((os.cpu_count() or 1) // self._ranks.world, 1))
         self.model = self._load(config.model_folder, config.optimizer.gradient_checkpointing)
-        reference = None
-        if config.objective.kl_coefficient > 0:
-            reference = self._load(config.reference_folder or config.model_folder, False).requires_grad_(False)
+        self._base_digest = ""
+        if config.lora is not None:
+            self._base_digest = fix_base(self.model, config.checkpoint_folder, config.publish_precision)
+            add_adapter(self.model, config.lora, config.optimizer.seed)
         self._optimizer = make_optimizer(self.model, config)
-        self._optimiser = Optimiser(self.model, self._optimizer, config, self._ranks, reference)
+        self._optimiser = Optimiser(self.model, self._optimizer, config, self._ranks, self._reference())
         self._vocabulary = int(self.model.get_input_embeddings().num_embeddings)
-        self.state = TrainerState(seed=config.optimizer.seed)
+        self.state = TrainerState(seed=config.optimizer.seed, base_digest=self._base_digest)
         self.checkpoint = self._resume()
         """The one on disk that training continues from."""
 
     @property
     def parameters(self) -> int:
         """Number of trainable numbers; shared ones count once."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     def train(self, batch: TrainingBatch) -> dict[str, Any]:
         """Apply one batch and return its metrics. `state` moves on by one update and one policy version.
@@ -118,13 +121,21 @@ class Trainer:
             gradient_checkpointing=gradient_checkpointing,
         )
 
+    def _reference(self) -> Any:
+        """Return the frozen model of the KL term; None where there is no such term."""
+        if self.config.objective.kl_coefficient == 0:
+            return None
+        if self.config.lora is not None and self.config.reference_folder is None:
+            return WithoutAdapter(self.model)
+        return self._load(self.config.reference_folder or self.config.model_folder, False).requires_grad_(False)
+
     def _resume(self) -> Checkpoint:
         found = self._store.newest()
         self.warnings = found.warnings
         if found.checkpoint is None:
             return self.save()
         self.state = found.checkpoint.state
-        load_weights(self.model, found.checkpoint.folder / WEIGHTS_FILE)
+        self._load_trained(found.checkpoint)
         self._load_optimizer(found.checkpoint.folder / OPTIMIZER_FILE)
         if self._ranks.rank == 0:
             self._store.sweep()
@@ -138,6 +149,19 @@ class Trainer:
         self.state = replace(self.state, policy_version=issued)
         return self.save()
 
+    def _load_trained(self, checkpoint: Checkpoint) -> None:
+        path = checkpoint.folder / checkpoint.state.weights_file
+        if checkpoint.state.base_digest != self._base_digest:
+            told = "over another model" if checkpoint.state.base_digest and self._base_digest else "with another [lora]"
+            raise BackendFailed(
+                f"checkpoint {checkpoint.folder} was trained {told}; a run keeps to what it began with. Write that "
+                "back, or begin a new run from an export of this one"
+            )
+        if self.config.lora is not None:
+            load_adapter(self.model, self.config.lora, path)
+        else:
+            load_weights(self.model, path)
+
     def _advance(self, batch: TrainingBatch, done: Optimised, rate: float) -> None:
         skipped = dict(self.state.skipped)
         if done.skipped:
@@ -150,11 +174,15 @@ class Trainer:
             consumed_groups=tuple(group.group_id for group in batch.groups),
             data_position=dict(batch.data_position),
             skipped=skipped,
+            base_digest=self._base_digest,
         )
 
     def _fill(self, folder: Path) -> None:
-        save_weights(self.model, folder / WEIGHTS_FILE)
         save_tensors(self._optimizer_tensors(), folder / OPTIMIZER_FILE)
+        if self.config.lora is not None:
+            save_adapter(self.model, self.config.lora, folder / ADAPTER_FILE)
+            return
+        save_weights(self.model, folder / WEIGHTS_FILE)
         if self.config.publish_precision == "bfloat16":
             path = folder / PUBLISHED_FILE
             path.parent.mkdir()

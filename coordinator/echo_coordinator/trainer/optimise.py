@@ -25,10 +25,11 @@ from echo_coordinator.trainer.stats import RowTable
 
 
 def make_optimizer(model: torch.nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
-    """Return AdamW over the model's parameters; weight decay on matrices only."""
+    """Return AdamW over the model's trainable parameters; weight decay on matrices only."""
     settings = config.optimizer
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trainable if p.ndim >= 2]
+    others = [p for p in trainable if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],

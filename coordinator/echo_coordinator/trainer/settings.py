@@ -132,6 +132,50 @@ class OptimizerSettings(_Settings):
         return self
 
 
+class LoraSettings(_Settings):
+    """With this section, the run trains a LoRA adapter over a frozen model instead of all weights.
+
+    A version is some megabytes then, and the model itself travels once.
+    The adapter is published in float32, the model in `publish.precision`.
+    """
+
+    rank: Annotated[int, Field(ge=1, le=512)] = 16
+    """Of the adapter's matrices."""
+    alpha: _Positive = 32.0
+    """Their product is scaled by alpha / rank."""
+    targets: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")], ...], Field(min_length=1)] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    """Linear layers of each block that get an adapter, by the last part of their name in the model."""
+    dropout: float = 0.0
+    """Only 0: the policy that is trained must be the one that sampled."""
+    modules_to_save: tuple[str, ...] = ()
+    """Only empty: whole modules are no part of an adapter that vLLM or llama.cpp can load."""
+
+    @model_validator(mode="after")
+    def _servable(self) -> Self:
+        if self.modules_to_save:
+            raise ValueError(
+                f"modules_to_save = {list(self.modules_to_save)}: modules that are trained whole travel in no adapter "
+                "that vLLM and llama.cpp can load, so nodes would sample without them. Remove the setting; to train "
+                "them, remove [lora]"
+            )
+        if self.dropout:
+            raise ValueError(
+                f"dropout = {self.dropout}: the trainer would judge completions under another policy than the one "
+                "that sampled them. Set it to 0"
+            )
+        if len(set(self.targets)) != len(self.targets):
+            raise ValueError("targets: each layer once")
+        return self
+
+
 class TrainerConfig(_Settings):
     """Everything the trainer process is told; the coordinator writes it to a file."""
 
@@ -141,6 +185,8 @@ class TrainerConfig(_Settings):
     """Holds `v00000000/` and onwards; created if missing."""
     reference_folder: Path | None = None
     """Frozen model for the KL term. None: `model_folder`."""
+    lora: LoraSettings | None = None
+    """None: all weights are trained."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """At which nodes sample for training: log-probabilities are those of softmax(logits / temperature)."""
     objective: ObjectiveSettings = ObjectiveSettings()

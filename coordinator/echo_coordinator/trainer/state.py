@@ -1,6 +1,6 @@
 """Checkpoints: one folder per version, complete or not there at all. No torch.
 
-    v00000013/  model.safetensors      float32 weights
+    v00000013/  model.safetensors      float32 weights; in a LoRA run instead adapter.safetensors, over the file base/
                 optimizer.safetensors  AdamW's moments and step counts
                 published/model.safetensors   only if published in another precision
                 state.json             written last; names every file with its size and sha256
@@ -24,6 +24,7 @@ from echo_swarm.errors import BackendFailed, StorageFull
 
 STATE_FILE = "state.json"
 WEIGHTS_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 PUBLISHED_FILE = f"published/{WEIGHTS_FILE}"
 _FORMAT = 1
@@ -47,6 +48,13 @@ class TrainerState:
     """The coordinator's own, as it came with the last batch."""
     skipped: dict[str, int] = field(default_factory=dict[str, int])
     """Updates that left the weights as they were, by cause."""
+    base_digest: str = ""
+    """sha256 of the model that the adapter applies to, in hexadecimal digits; empty when all weights are trained."""
+
+    @property
+    def weights_file(self) -> str:
+        """Name of the file with what is trained."""
+        return ADAPTER_FILE if self.base_digest else WEIGHTS_FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +68,7 @@ class Checkpoint:
     def weights_path(self) -> Path:
         """The file to publish."""
         published = self.folder / PUBLISHED_FILE
-        return published if published.is_file() else self.folder / WEIGHTS_FILE
+        return published if published.is_file() else self.folder / self.state.weights_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +198,7 @@ def _read_state(folder: Path, *, contents: bool) -> TrainerState | str:
         return f"{STATE_FILE}: {e.strerror or e}"
     except (ValueError, TypeError, KeyError, AttributeError) as e:
         return f"{STATE_FILE} is empty or cut off: {e}"
-    for name in (WEIGHTS_FILE, OPTIMIZER_FILE, *files):
+    for name in (state.weights_file, OPTIMIZER_FILE, *files):
         problem = _problem(folder / name, files.get(name), contents=contents)
         if problem:
             return f"{name} {problem}"

@@ -105,7 +105,7 @@ class PolicyFiles:
 
     policy_version: int
     artifact: Path
-    """`model.safetensors` (or another kind that the engine understands)."""
+    """`model.safetensors` (or another kind that the engine understands); an adapter when there is a `base`."""
     artifact_digest: bytes
     """sha256 of that file; repeated in every completion, not checked again here."""
     model_config_json: str
@@ -115,6 +115,10 @@ class PolicyFiles:
     """Ids at or above it are never sampled, though the model may have (padding) rows for them."""
     max_prompt_tokens: int
     max_completion_tokens: int
+    base: Path | None = None
+    """The model that the adapter applies to; None when `artifact` is a whole model."""
+    base_digest: bytes = b""
+    """sha256 of `base`: an engine that holds it need not read it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

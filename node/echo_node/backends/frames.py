@@ -41,12 +41,16 @@ def pack_policy(policy: PolicyFiles) -> dict[str, Any]:
         "vocabulary_size": policy.vocabulary_size,
         "max_prompt_tokens": policy.max_prompt_tokens,
         "max_completion_tokens": policy.max_completion_tokens,
+        "base": str(policy.base) if policy.base else "",
+        "base_digest": policy.base_digest,
     }
 
 
 def unpack_policy(frame: dict[str, Any]) -> PolicyFiles:
     """Inverse of `pack_policy`."""
-    return PolicyFiles(**{**frame, "artifact": Path(frame["artifact"]), "end_token_ids": tuple(frame["end_token_ids"])})
+    base = Path(frame["base"]) if frame["base"] else None
+    artifact, end_token_ids = Path(frame["artifact"]), tuple(frame["end_token_ids"])
+    return PolicyFiles(**{**frame, "artifact": artifact, "base": base, "end_token_ids": end_token_ids})
 
 
 def pack_requests(requests: Sequence[GenerationRequest]) -> list[dict[str, Any]]:

@@ -41,6 +41,7 @@ from echo_node.backends.kv_cache import PromptState, RowCache, split_prompts
 from echo_node.backends.options import TorchOptions
 from echo_node.backends.rows import Row
 from echo_node.backends.sampling import draw, token_logprobs
+from echo_node.backends.torch_lora import apply_adapter, remove_adapter
 from echo_node.backends.torch_model import DTYPES, build_model, load_weights
 from echo_swarm.work import BackendReport
 
@@ -80,6 +81,8 @@ class TorchEngine:
         self._before_forward = before_forward or (lambda rows: None)
         self._model: Any = None
         self._config_json = ""
+        self._base_digest = b""
+        """Of the model that is held below an adapter; empty when it is none that an adapter may be put over."""
         self._cache_argument = "cache"
         self._policy: PolicyFiles | None = None
         self._rows: list[Row] = []
@@ -95,7 +98,7 @@ class TorchEngine:
         self._queue.prompts.clear()
         self._cache.clear()
         if self._model is None or policy.model_config_json != self._config_json:
-            self._model = None
+            self._model, self._base_digest = None, b""
             self._model = build_model(policy, DTYPES[self.precision], self.device)
             self._config_json = policy.model_config_json
             # Renamed in transformers 5.24; the old name warns there.
@@ -103,7 +106,7 @@ class TorchEngine:
             self._cache_argument = "cache" if "cache" in known else "past_key_values"
         if policy.vocabulary_size > self._model.get_input_embeddings().num_embeddings:
             raise LoadRefused(f"the run's vocabulary of {policy.vocabulary_size} is larger than the model's")
-        load_weights(self._model, policy.artifact)
+        self._load_weights(policy)
         self._policy = policy
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
@@ -157,6 +160,16 @@ class TorchEngine:
             device=device[:128],
             batch=self.batch,
         )
+
+    def _load_weights(self, policy: PolicyFiles) -> None:
+        """Load a whole model, or an adapter over a base that is read only if it is not the one held."""
+        if policy.base is None or policy.base_digest != self._base_digest:
+            self._base_digest = b""
+            remove_adapter(self._model)
+            load_weights(self._model, policy.base or policy.artifact)
+            self._base_digest = policy.base_digest
+        if policy.base is not None:
+            apply_adapter(self._model, policy.artifact)
 
     # One step, in the order of the drawing.
 

@@ -47,8 +47,8 @@ class GgufConverter:
 
     def __init__(self, *, precisions: Sequence[str], config: Path, folder: Path, log_path: Path) -> None:
         self.precisions = tuple(precisions)
-        self._config = config
-        self._folder = folder
+        self.config = config
+        self.folder = folder
         self._log_path = log_path
 
     def check(self) -> None:
@@ -63,7 +63,7 @@ class GgufConverter:
         if importlib.util.find_spec("gguf") is None:
             raise UsageError("publish.gguf needs the package gguf; run: pip install gguf, or remove the setting")
         try:
-            read_shape(self._config.read_text(encoding="utf-8"))
+            read_shape(self.config.read_text(encoding="utf-8"))
         except NotConvertible as e:
             raise UsageError(f"publish.gguf cannot be had for this model: {e}; remove the setting") from e
 
@@ -73,13 +73,13 @@ class GgufConverter:
             return Converted(files=(), failures=())
         reasons = dict.fromkeys(self.precisions, "not converted")
         try:
-            with explained(self._folder):
-                self._folder.mkdir(parents=True, exist_ok=True)
+            with explained(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
             await self._run(weights, reasons)
         except LocalFault as e:
             reasons = {precision: reason and str(e) for precision, reason in reasons.items()}
         files = [
-            WeightsFile(path=self._folder / f"{precision}.gguf", kind=ArtifactKind.GGUF, precision=precision)
+            WeightsFile(path=self.folder / f"{precision}.gguf", kind=ArtifactKind.GGUF, precision=precision)
             for precision, reason in reasons.items()
             if not reason
         ]
@@ -88,11 +88,11 @@ class GgufConverter:
 
     def clean(self) -> None:
         """Remove what `convert` wrote."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     async def _run(self, weights: Path, reasons: dict[str, str]) -> None:
         """Fill in `reasons`: empty for what was written. Raises BackendFailed for what is then left."""
-        arguments = [str(weights), str(self._config), str(self._folder), *self.precisions]
+        arguments = [str(weights), str(self.config), str(self.folder), *self.precisions]
         async with start_child(
             "echo_coordinator.publisher.gguf.child",
             arguments,

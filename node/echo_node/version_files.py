@@ -1,0 +1,114 @@
+"""From a trusted manifest to files on this disk that a backend can load.
+
+    whole model      artifact ───────────────► PolicyFiles(artifact)
+    adapter          base of version 0, once ─► adapter ─► PolicyFiles(artifact=adapter, base=...)
+
+The base stays in the store: `VersionStore` deletes no model that an adapter here applies to.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from anyio import to_thread
+
+from echo_node.activity import Activity
+from echo_node.backends.base import PolicyFiles
+from echo_node.peers import Peers
+from echo_node.wanted import Wanted
+from echo_swarm.checkpoint.adapter_file import read_adapter
+from echo_swarm.checkpoint.fetch import Fetcher
+from echo_swarm.checkpoint.gguf_file import check_gguf, check_gguf_adapter
+from echo_swarm.checkpoint.safetensors_file import check_layout
+from echo_swarm.envelope import Signed
+from echo_swarm.errors import EchoError, MalformedMessage
+from echo_swarm.identity import PeerId
+from echo_swarm.manifest import BASE_VERSION, Artifact, ArtifactKind, CheckpointManifest, RunManifest
+
+ManifestOf = Callable[[int], Awaitable[Signed[CheckpointManifest]]]
+"""Returns the trusted manifest of a version, or raises what `PolicySync` retries."""
+
+
+class NotUsable(EchoError):
+    """This node's backend can never use this version: a version does not change."""
+
+
+class VersionFiles:
+    """Fetches and checks. What is there already is not fetched again."""
+
+    def __init__(self, *, fetcher: Fetcher, peers: Peers, activity: Activity, wanted: Wanted) -> None:
+        self._fetcher = fetcher
+        self._peers = peers
+        self._activity = activity
+        self._wanted = wanted
+
+    async def obtain(
+        self, signed: Signed[CheckpointManifest], run: RunManifest, manifest_of: ManifestOf
+    ) -> PolicyFiles:
+        """Return a version's files once they are whole, verified and checked.
+
+        Raises:
+            NotUsable: there are none for this backend, or they are not handed to it; says why.
+            PeerFault, Unavailable, LocalFault: not now; what was fetched stays.
+
+        """
+        artifact = self._wanted.choose(signed.message)
+        if artifact is None:
+            raise NotUsable(self._wanted.lacking(signed.message))
+        base: tuple[Path, bytes] | None = None
+        if artifact.base_digest is not None:
+            base = await self._base(signed, artifact, manifest_of)
+        path = await self._file(signed, artifact, f"version {signed.message.policy_version}")
+        return PolicyFiles(
+            policy_version=signed.message.policy_version,
+            artifact=path,
+            artifact_digest=artifact.digest,
+            base=base[0] if base else None,
+            base_digest=base[1] if base else b"",
+            model_config_json=run.model_config_json,
+            end_token_ids=run.end_token_ids,
+            vocabulary_size=run.vocabulary_size,
+            max_prompt_tokens=run.max_prompt_tokens,
+            max_completion_tokens=run.max_completion_tokens,
+        )
+
+    async def _base(
+        self, signed: Signed[CheckpointManifest], adapter: Artifact, manifest_of: ManifestOf
+    ) -> tuple[Path, bytes]:
+        """Return path and digest of the model that an adapter applies to."""
+        is_first = signed.message.policy_version == BASE_VERSION
+        first = signed if is_first else await manifest_of(BASE_VERSION)
+        base = self._wanted.choose_base(first.message, adapter)
+        if base is None:
+            raise NotUsable(self._wanted.lacking_base(first.message, signed.message))
+        return await self._file(first, base, "the base model"), base.digest
+
+    async def _file(self, signed: Signed[CheckpointManifest], artifact: Artifact, name: str) -> Path:
+        async def providers() -> Sequence[PeerId]:
+            return await self._peers.providers(artifact.digest)
+
+        def progress(done: int, total: int) -> None:
+            self._activity.progress(f"fetching {name}: {done / total:.0%} of {total / 1e6:.1f} MB")
+
+        report = await self._fetcher.fetch(signed, artifact, providers, progress=progress)
+        for liar, what in report.liars.items():
+            self._activity.say(f"peer {liar} sent wrong bytes of {name} ({what}); not asked again")
+        assert report.path is not None
+        await to_thread.run_sync(_check, report.path, artifact, name)
+        return report.path
+
+
+def _check(path: Path, artifact: Artifact, name: str) -> None:
+    """Check a file's header before any library sees it. Raises MalformedMessage, NotUsable."""
+    if artifact.kind is ArtifactKind.SAFETENSORS:
+        check_layout(path, artifact.layout_digest)
+        return
+    checks = {
+        ArtifactKind.GGUF: check_gguf,
+        ArtifactKind.LORA: read_adapter,
+        ArtifactKind.LORA_GGUF: check_gguf_adapter,
+    }
+    try:
+        checks[artifact.kind](path)
+    except MalformedMessage as e:
+        # The bytes are the signed ones: nobody has others.
+        raise NotUsable(f"the file of {name} is not handed to the backend ({e})") from e
