@@ -31,8 +31,6 @@ from echo_swarm.work import BackendReport, Role
 
 KEPT_REFERENCES = 8
 """Versions beside `max_staleness` whose values are kept: an answer is compared with all of them."""
-ANSWER_LEASES = 5
-"""A probe runs out after this many `lease_s`."""
 MAX_MISSES = 3
 """Probes in a row that a peer may let run out, or answer with a version that no work needs."""
 FIRST_PAUSE_BEATS = 3
@@ -53,6 +51,8 @@ class Standing:
     """Monotonic seconds, as `again_at`."""
     oldest: int = 0
     """Lowest version that an answer to it may have been scored with."""
+    held: int = 0
+    """Version that the peer held when it was asked."""
     again_at: float = 0.0
     verdict: ProbeVerdict | None = None
     """The last one. None: this process has not answered yet."""
@@ -120,8 +120,7 @@ class Probes:
             return self._ran_out(node, standing, now)
         if standing.verdict is None or standing.verdict in AGAINST or standing.verdict is ProbeVerdict.OUTDATED:
             return now >= standing.again_at
-        measured = standing.version
-        return measured is not None and held >= measured + self.settings.every
+        return held >= standing.held + self.settings.every
 
     def issue(self, node: Node, now: float) -> Probe | None:
         """Return the probe that is due, if one is. It replaces one that is out."""
@@ -132,7 +131,7 @@ class Probes:
         if standing.instance != node.instance:
             standing.misses, standing.verdict = 0, None
         standing.instance, standing.probe_id = node.instance, secrets.token_bytes(16)
-        standing.asked_at, standing.oldest = now, window.oldest()
+        standing.asked_at, standing.oldest, standing.held = now, window.oldest(), node.held_version or 0
         return Probe(
             probe_id=standing.probe_id,
             items=self.items,
@@ -276,7 +275,8 @@ class Probes:
 
     @property
     def _answer_s(self) -> float:
-        return min(86_400.0, ANSWER_LEASES * self._core.settings.lease_s)
+        # As long as the longest lease: a backend may have to run empty before it scores.
+        return self._core.settings.lease_max_s
 
     def _standing(self, peer: PeerId) -> Standing:
         if peer not in self.standings and len(self.standings) >= 2 * MAX_ENTRIES:

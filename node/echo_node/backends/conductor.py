@@ -6,7 +6,8 @@ Submit after a waiting Load ─► held until that load is done
 
 Score  ─► waits until the engine is empty, behind nothing else ─► Scored
 
-Nothing is ever held up for scoring: it comes when the engine is idle, or has run empty for a load.
+Scoring comes when the engine is idle, or has run empty for a load, and so holds nothing up. Only where that does not
+happen for SCORE_PATIENCE_STEPS, new requests are held until the engine has run empty for it.
 
 A request that cannot be served is answered here, so that an engine sees only good ones.
 """
@@ -33,6 +34,7 @@ from echo_node.backends.base import (
     fault_in_scoring,
 )
 
+SCORE_PATIENCE_STEPS = 256
 SELF_TEST_TOKENS = 8
 SELF_TEST_STEPS = 10_000
 """Bounds a broken engine that never finishes."""
@@ -73,6 +75,8 @@ class Conductor:
         self._held: deque[_Load | Sequence[GenerationRequest]] = deque()
         self._failed: list[FailedRequest] = []
         self._to_score: deque[tuple[int, ScoreRequest]] = deque()
+        self._steps_waited = 0
+        """For which the first of these has waited."""
 
     def load(self, load_id: int, policy: PolicyFiles) -> None:
         """Queue a swap; `advance` returns its LoadResult."""
@@ -80,7 +84,7 @@ class Conductor:
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests behind any swap that waits. Those that cannot be served fail in the next `advance`."""
-        if self._held:
+        if self._held or self._steps_waited >= SCORE_PATIENCE_STEPS:
             self._held.append(requests)
         else:
             self._feed(requests)
@@ -95,8 +99,11 @@ class Conductor:
         self._failed.clear()
         if self.engine.pending:
             events += self.engine.step()
+            self._steps_waited += bool(self._to_score)
         elif self._to_score:
             events.append(self._score(*self._to_score.popleft()))
+            self._steps_waited = 0
+            self._release()
         elif self._held:
             events.append(self._swap_and_release())
         return events
@@ -149,13 +156,16 @@ class Conductor:
 
     def _swap_and_release(self) -> LoadResult:
         load = self._held.popleft()
-        # Submissions are held only behind a load, and all of them up to the next load go on after it.
+        # Submissions are held only behind a load or scoring, and all of them up to the next load go on after it.
         assert isinstance(load, _Load)
         reason = self._swap(load.policy)
+        self._release()
+        return LoadResult(load_id=load.load_id, reason=reason)
+
+    def _release(self) -> None:
         while self._held and not isinstance(requests := self._held[0], _Load):
             self._held.popleft()
             self._feed(requests)
-        return LoadResult(load_id=load.load_id, reason=reason)
 
     def _swap(self, policy: PolicyFiles) -> str | None:
         self._policy = None

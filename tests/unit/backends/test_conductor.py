@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.backends.base import Completion, FailedRequest, GenerationRequest, Outcome, PolicyFiles
-from echo_node.backends.conductor import Conductor, LoadResult
+from echo_node.backends.base import Completion, FailedRequest, GenerationRequest, Outcome, PolicyFiles, ScoreRequest
+from echo_node.backends.conductor import SCORE_PATIENCE_STEPS, Conductor, LoadResult, ScoreResult
 from echo_node.backends.options import ScriptedOptions
 from echo_node.backends.scripted import ScriptedEngine
 from echo_swarm.clock import ManualClock
@@ -124,3 +124,37 @@ def test_an_engine_that_loses_requests_is_refused(policy: PolicyFiles) -> None:
     conductor = Conductor(Silent())
     conductor.load(0, policy)
     assert conductor.advance() == [LoadResult(load_id=0, reason="self-test: 0 of 2 completions came back")]
+
+
+def test_scoring_holds_nothing_up_until_its_patience_ends(policy: PolicyFiles) -> None:
+    clock = ManualClock()
+    options = ScriptedOptions(batch=2, mean_s=1.0, sigma=0.0, scores=True)
+    conductor = Conductor(ScriptedEngine(options, now=clock.monotonic_s), with_self_test=False)
+    conductor.load(0, policy)
+    conductor.advance()
+    ids = iter(range(10**6))
+    conductor.score(7, ScoreRequest(items=(((1, 2), (3,)),), temperature=1.0))
+    for _ in range(SCORE_PATIENCE_STEPS):
+        # The engine never runs empty: two requests come for each two that end.
+        conductor.submit([request(next(ids)), request(next(ids))])
+        clock.advance(1)
+        assert not any(isinstance(event, ScoreResult) for event in conductor.advance())
+    conductor.submit([request(next(ids))])
+    events: list[object] = []
+    while not any(isinstance(event, ScoreResult) for event in events):
+        clock.advance(1)
+        events = [*conductor.advance()]
+    assert conductor.engine.pending == 1, "what came meanwhile runs now"
+
+
+def test_an_engine_that_cannot_score_says_so(policy: PolicyFiles) -> None:
+    conductor = Conductor(ScriptedEngine(), with_self_test=False)
+    asked = ScoreRequest(items=(((1, 2), (3,)),), temperature=1.0)
+    conductor.score(0, asked)
+    assert "no weights" in str(conductor.advance())
+    conductor.load(0, policy)
+    conductor.advance()
+    conductor.score(1, asked)
+    assert conductor.wait_s(9.0) == 0.0
+    (result,) = conductor.advance()
+    assert isinstance(result, ScoreResult) and "no model" in str(result.scores)
