@@ -12,7 +12,9 @@ from rich.console import Console
 
 from echo_node.activity import Activity
 from echo_node.backends.base import Backend
+from echo_node.backends.child import ChildBackend
 from echo_node.backends.options import read_option
+from echo_node.backends.renewing import open_renewing
 from echo_node.backends.survey import survey
 from echo_node.backends.tested import Verdicts, open_tested
 from echo_node.bare_errors import bare_errors
@@ -95,7 +97,11 @@ def _backend_opener(
     log_path = StatePaths(state_dir=config.state_dir, run_id=invite.run).backend_log
     python = _python(config)
     verdicts = Verdicts(config.state_dir)
-    return lambda: open_tested(choice.options, log_path=log_path, verdicts=verdicts, emit=display.emit, python=python)
+
+    def open_child() -> AbstractAsyncContextManager[ChildBackend]:
+        return open_tested(choice.options, log_path=log_path, verdicts=verdicts, emit=display.emit, python=python)
+
+    return lambda: open_renewing(open_child, emit=display.emit)
 
 
 def _python(config: NodeConfig) -> str:
