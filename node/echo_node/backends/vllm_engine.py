@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echo_node.backends.base import (
+    CannotScore,
     Completion,
     FailedRequest,
     FailureCode,
@@ -32,6 +33,7 @@ from echo_node.backends.base import (
     LoadRefused,
     Outcome,
     PolicyFiles,
+    ScoreRequest,
 )
 from echo_node.backends.options import VllmOptions
 from echo_swarm.errors import BackendFailed
@@ -123,6 +125,31 @@ class VllmEngine:
         if reason:
             self._shrink(reason)
         return failed + [self._outcome(output) for output in finished if output.finished]  # pyright: ignore
+
+    def score(self, request: ScoreRequest) -> "list[array[float]]":
+        """Ask for each token with all before it as the prompt, of which the cache knows most (`ScoringEngine.score`).
+
+        vLLM's log-probabilities of a prompt would be those before temperature.
+        """
+        from vllm.inputs import tokens_input
+
+        assert self._core is not None and not self.pending
+        if request.temperature < LOWEST_TEMPERATURE:
+            raise CannotScore(f"vLLM has no temperatures between 0 and {LOWEST_TEMPERATURE}")
+        missing: dict[str, tuple[int, int]] = {}
+        for item, (prompt, completion) in enumerate(request.items):
+            for place, token_id in enumerate(completion):
+                name = f"score-{item}-{place}"
+                missing[name] = (item, place)
+                context = tokens_input([*prompt, *completion[:place]], cache_salt=str(self._salt))
+                self._core.add_request(name, context, scoring_settings(token_id, request.temperature))
+        found = [array("f", bytes(4 * len(completion))) for _, completion in request.items]
+        while missing:
+            for output in self._core.step():
+                item, place = missing.pop(output.request_id)
+                token_id = request.items[item][1][place]
+                found[item][place] = min(0.0, read_logprob(output, token_id))  # pyright: ignore
+        return found
 
     def wait_s(self) -> float:
         """Return 0: a step always computes."""
@@ -221,6 +248,32 @@ def sampling_settings(request: GenerationRequest, end_token_ids: Sequence[int]) 
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
     )
+
+
+def scoring_settings(token_id: int, temperature: float) -> "SamplingParams":
+    """Return what makes vLLM tell the log-probability of one id, whatever it draws itself."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=1,
+        temperature=temperature,
+        seed=0,
+        ignore_eos=True,
+        logprob_token_ids=[token_id],
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+
+
+def read_logprob(output: "RequestOutput", token_id: int) -> float:
+    """Return the log-probability of the id that `scoring_settings` asked for."""
+    flat = output.outputs[0].logprobs
+    if flat is None or token_id not in flat.token_ids:  # pyright: ignore
+        raise BackendFailed(f"vLLM gave no log-probability of id {token_id}")
+    return flat.logprobs[flat.token_ids.index(token_id)]  # pyright: ignore
 
 
 def read_output(output: "RequestOutput", request: GenerationRequest, policy: PolicyFiles) -> Outcome:
