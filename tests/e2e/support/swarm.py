@@ -136,7 +136,7 @@ def make_swarm(
             "max_tokens": 8,
             "max_staleness": 2,
             "no_signal": "keep",
-            "beat_s": 0.5,
+            "beat_s": 1.0,
             "retain_updates": 1000,
         },
         "optimizer": {"learning_rate": 1e-3, "threads": 1, "device": "cpu"},
