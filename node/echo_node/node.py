@@ -140,6 +140,7 @@ class Node:
             run_id=invite.run,
             link=self.link,
             activity=self.activity,
+            can_score=lambda: self.worker.loaded is not None,
             score=self.worker.score,
         )
         self.report = self._make_report()

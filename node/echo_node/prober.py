@@ -12,6 +12,7 @@ import anyio
 
 from echo_node.activity import Activity
 from echo_node.backends.base import CannotScore, ScoreRequest, Scores
+from echo_node.backoff import Backoff
 from echo_node.link import Link
 from echo_swarm.codec import pack_f32, unpack_u32
 from echo_swarm.envelope import seal
@@ -21,8 +22,9 @@ from echo_swarm.probe import Probe, ProbeAnswer, ProbeReply, ProbeRequest, Probe
 from echo_swarm.trajectory import BehaviourPolicy
 from echo_swarm.work import BackendReport
 
-AFTER_ERROR_S = 5.0
-"""Before the next try; the beats go on saying that a probe is due."""
+FIRST_RETRY_S = 2.0
+LAST_RETRY_S = 120.0
+LOOK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +45,28 @@ class Prober:
         run_id: str,
         link: Link,
         activity: Activity,
+        can_score: Callable[[], bool],
         score: Callable[[ScoreRequest], Awaitable[Scored]],
     ) -> None:
-        """Describe it. `score` raises BackendFailed while no backend runs."""
+        """Describe it.
+
+        Args:
+            identity: signs answers.
+            run_id: of the run.
+            link: to the coordinator.
+            activity: for what people see.
+            can_score: whether a version is loaded.
+            score: raises BackendFailed when no backend runs.
+
+        """
         self._identity = identity
         self._run_id = run_id
         self._link = link
         self._activity = activity
+        self._can_score = can_score
         self._score = score
+        self._backoff = Backoff(first_s=FIRST_RETRY_S, limit_s=LAST_RETRY_S)
+        self._trouble = ""
         self._due = anyio.Event()
         self._told: ProbeVerdict | None = None
 
@@ -59,19 +75,24 @@ class Prober:
         self._due.set()
 
     async def run(self) -> None:
-        """Answer probes for ever. Whatever goes wrong with one, the node goes on."""
+        """Answer probes for ever. What goes wrong with one is tried again, and the node goes on meanwhile."""
         while True:
             await self._due.wait()
             await self._link.ready()
+            while not self._can_score():  # noqa: ASYNC110 - a version is loaded now and then, and nothing here is urgent
+                await anyio.sleep(LOOK_AGAIN_S)
+            self._due = anyio.Event()
             try:
                 await self._answer()
+                self._backoff.reset()
             except PeerUnreachable:
-                pass  # The link tells people.
+                self._due.set()  # The link tells people, and `ready` waits.
             except (RemoteError, MalformedMessage, BackendFailed) as e:
-                self._activity.rejected("probe", str(e))
-                await anyio.sleep(AFTER_ERROR_S)
-            # What beats said meanwhile was about this probe.
-            self._due = anyio.Event()
+                if str(e) != self._trouble:
+                    self._activity.say(f"a probe could not be answered and is tried again ({e})")
+                self._trouble = str(e)
+                await anyio.sleep(self._backoff.next_s())
+                self._due.set()
 
     async def _answer(self) -> None:
         asked = await self._link.call("probe", ProbeRequest(answer=None), ProbeReply)

@@ -126,7 +126,7 @@ class Worker:
         """Have the backend score completions. Raises BackendFailed while none has a version loaded."""
         sampler = self._sampler
         if sampler is None or sampler.loaded is None:
-            raise BackendFailed("no backend has a version loaded; the next probe will be answered")
+            raise BackendFailed("the backend has no version loaded")
         return Scored(scores=await score_or_refusal(sampler.score, request), report=sampler.report)
 
     async def run(self) -> None:

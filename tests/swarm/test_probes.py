@@ -11,13 +11,15 @@ import pytest
 from echo_coordinator.coordinator import Coordinator
 from echo_coordinator.state.probe_settings import ProbeSettings
 from echo_coordinator.trainer.probe_job import ProbeJob, ProbeValues
-from echo_node.backends.base import ScoreRequest
+from echo_node.backends.base import PolicyFiles, ScoreRequest, Scores
 from echo_node.backends.inline import InlineBackend
 from echo_node.backends.options import ScriptedOptions
 from echo_node.backends.scripted import ScriptedEngine, script_logprobs
 from echo_swarm.codec import pack_u32, unpack_u32
+from echo_swarm.errors import BackendFailed
 from echo_swarm.status import NodeStatus, RunStatus
 from echo_swarm.work import BackendReport
+from tests.swarm.support.puppet_backend import PuppetBackend
 from tests.swarm.support.stand_ins import VOCABULARY
 from tests.swarm.support.whole_run import RunningNode, WholeRun, make_run
 
@@ -202,13 +204,14 @@ async def test_who_is_set_aside_stays_so_over_a_restart_of_the_coordinator(tmp_p
         async with run.coordinator() as coordinator:
             await until(lambda: verdict(coordinator, wrong) == "far", "it is noticed")
             await until(lambda: verdict(coordinator, good) == "matches", "the other one fits")
-            items, done = coordinator.state.probes.items, wrong.verdicts["accepted"]
+            items, before = coordinator.state.probes.items, of(coordinator, wrong)
         async with run.coordinator() as coordinator:
             assert coordinator.state.probes.items == items
             await until(lambda: good.verdicts["accepted"] > 8, "the other one works")
             status = of(coordinator, wrong)
             assert status is not None and status.set_aside
-            assert wrong.verdicts["accepted"] == done
+            assert before is not None and status.accepted == before.accepted
+            done = wrong.verdicts["accepted"]
             broken.scripted = values
             await until(lambda: wrong.verdicts["accepted"] > done, "mended, it works again")
 
@@ -219,3 +222,33 @@ async def test_a_trainer_that_gives_no_values_costs_the_probes_alone(tmp_path: P
     async with run.coordinator() as coordinator, joined(run, "node", ScriptedEngine(OPTIONS)) as node:
         await until(lambda: node.verdicts["accepted"] >= 8, "it works all the same")
         assert any(warning.startswith("no node is probed") for warning in coordinator.reporter.status().warnings)
+
+
+async def test_a_probe_that_comes_before_the_first_load_or_whose_backend_dies_is_answered_later(tmp_path: Path) -> None:
+    run = probed_run(tmp_path)
+    puppet = PuppetBackend()
+    puppet.scores = True
+    scored, fail, loading = 0, True, anyio.Event()
+    load, score = puppet.load, puppet.score
+
+    async def slow_load(policy: PolicyFiles) -> None:
+        await loading.wait()
+        await load(policy)
+
+    async def failing_score(request: ScoreRequest) -> Scores:
+        nonlocal scored, fail
+        scored += 1
+        if fail:
+            fail = False
+            raise BackendFailed("it died of the question")
+        return await score(request)
+
+    puppet.load, puppet.score = slow_load, failing_score  # type: ignore[method-assign]
+    async with run.coordinator() as coordinator, run.node("late", open_backend=puppet.open) as late:
+        await until(lambda: of(coordinator, late), "it joined")
+        await until(lambda: coordinator.state.probes.references, "there is something to ask")
+        assert not scored
+        loading.set()
+        await until(lambda: verdict(coordinator, late) == "matches", "it answers in the end")
+        assert scored == 2
+        assert [line for line in late.lines if "tried again (it died of the question)" in line]

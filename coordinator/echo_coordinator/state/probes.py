@@ -123,20 +123,23 @@ class Probes:
         return held >= standing.held + self.settings.every
 
     def issue(self, node: Node, now: float) -> Probe | None:
-        """Return the probe that is due, if one is. It replaces one that is out."""
-        window = self._core.window()
-        if window is None or not self.due(node, now):
+        """Return the probe that is due, or once more the one that is out: its reply may have been lost."""
+        window, standing = self._core.window(), self._standing(node.peer)
+        due = self.due(node, now)
+        if window is None or not self.items or (not due and standing.instance != node.instance):
             return None
-        standing = self._standing(node.peer)
-        if standing.instance != node.instance:
-            standing.misses, standing.verdict = 0, None
-        standing.instance, standing.probe_id = node.instance, secrets.token_bytes(16)
-        standing.asked_at, standing.oldest, standing.held = now, window.oldest(), node.held_version or 0
+        if due:
+            if standing.instance != node.instance:
+                standing.misses, standing.verdict = 0, None
+            standing.instance, standing.probe_id = node.instance, secrets.token_bytes(16)
+            standing.asked_at, standing.oldest, standing.held = now, window.oldest(), node.held_version or 0
+        if standing.probe_id is None:
+            return None
         return Probe(
             probe_id=standing.probe_id,
             items=self.items,
             temperature=self._core.settings.temperature,
-            expires_in_s=self._answer_s,
+            expires_in_s=max(0.001, standing.asked_at + self._answer_s - now),
         )
 
     def bars(self, peer: PeerId) -> bool:

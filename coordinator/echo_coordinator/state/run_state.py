@@ -168,6 +168,7 @@ def _restore(connection: sqlite3.Connection, core: RunCore, probes: ProbeSetting
         counters=core.counters,
         committer=core.committer,
         is_known=lambda peer: core.roster.get(peer) is not None,
+        is_set_aside=lambda peer: peer in core.roster.set_aside,
         demand=core.demand,
         seed_of=core.seed_of,
         on_filled=core.on_filled,

@@ -88,7 +88,12 @@ async def test_a_process_is_asked_once_and_again_after_some_versions(open_state:
         probe = issue(run, node)
         assert (probe.items, probe.temperature) == (ITEMS, 1.0)
         assert not due(run, node)
+        # A reply that was lost is given again, with the time that is left.
+        run.clock.advance(5)
+        again = issue(run, node)
+        assert (again.probe_id, probe.expires_in_s - again.expires_in_s) == (probe.probe_id, pytest.approx(5))
         assert (await answer(run, "peer", node, probe.probe_id)).verdict is ProbeVerdict.MATCHES
+        assert run.state.probes.issue(node, run.clock.monotonic_s()) is None
         for version in range(1, 6):
             assert not due(run, node)
             await publish(run, version)
