@@ -95,11 +95,28 @@ class LlamaModel:
             self.handle = None
 
 
+class LlamaAdapter:
+    """A LoRA adapter over one model. Closed by `close`, after every context that uses it and before the model."""
+
+    def __init__(self, model: LlamaModel, path: Path) -> None:
+        """Raises LoadRefused when the file cannot be read, or is no adapter of this model; in llama.cpp's words."""
+        complaints()
+        self.handle = library().llama_adapter_lora_init(model.handle, str(path).encode())
+        if not self.handle:
+            raise LoadRefused(f"llama.cpp cannot load {path.name}: {complaints()}")
+
+    def close(self) -> None:
+        """Give the memory back. May be called again."""
+        if self.handle:
+            library().llama_adapter_lora_free(self.handle)
+            self.handle = None
+
+
 class LlamaContext:
     """Memory and scratch space for `shape.sequences` sequences, numbered from 0."""
 
-    def __init__(self, model: LlamaModel, shape: ContextShape) -> None:
-        """Raises OutOfMemory when llama.cpp cannot make it."""
+    def __init__(self, model: LlamaModel, shape: ContextShape, adapter: LlamaAdapter | None = None) -> None:
+        """Raises OutOfMemory when llama.cpp cannot make it, BackendFailed when it does not take the adapter."""
         lib = library()
         self.shape = shape
         self._rows = model.vocabulary
@@ -112,10 +129,20 @@ class LlamaContext:
         if lib.llama_n_ctx_seq(self._handle) < shape.tokens_per_sequence:
             self.close()
             raise BackendFailed(f"llama.cpp made a context shorter than {shape.tokens_per_sequence} tokens")
+        if adapter is not None:
+            self._use(adapter)
         self._memory = lib.llama_get_memory(self._handle)
         self._decode = lib.llama_decode
         self._get_logits = lib.llama_get_logits
         self._batch = _Batch(lib, shape)
+
+    def _use(self, adapter: LlamaAdapter) -> None:
+        lib = library()
+        handles = (lib.llama_adapter_lora_p_ctypes * 1)(adapter.handle)
+        # The scale beside alpha / rank, which llama.cpp takes from the file.
+        if lib.llama_set_adapters_lora(self._handle, handles, 1, (ctypes.c_float * 1)(1.0)):
+            self.close()
+            raise BackendFailed(f"llama.cpp does not take the adapter: {complaints()}")
 
     def decode(
         self, ids: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[bool]

@@ -33,7 +33,8 @@ from echo_node.backends.base import (
     PolicyFiles,
 )
 from echo_node.backends.inverse_cdf import Drawer, Floats
-from echo_node.backends.llama_context import ContextShape, LlamaContext, LlamaModel
+from echo_node.backends.llama_context import ContextShape, LlamaContext
+from echo_node.backends.llama_files import OpenFiles
 from echo_node.backends.llama_library import build, has_gpu, library
 from echo_node.backends.llama_slots import Slot, SlotTable
 from echo_node.backends.options import LlamaCppOptions
@@ -60,7 +61,7 @@ class LlamaCppEngine:
         self.decode_calls = 0
         self._build = build()
         self._policy: PolicyFiles | None = None
-        self._model: LlamaModel | None = None
+        self._files = OpenFiles()
         self._context: LlamaContext | None = None
         self._table: SlotTable | None = None
         self._drawer = Drawer(1)
@@ -70,12 +71,15 @@ class LlamaCppEngine:
         """Logits after prompts that a waiting request will need."""
 
     def load(self, policy: PolicyFiles) -> None:
-        """Close the old model and open the new one (see `Engine.load`): memory for two is never needed."""
+        """Close the old files and open the new ones (see `Engine.load`): memory for two is never needed.
+
+        The context is made anew: it knows neither an old adapter nor a key or value that was computed with it.
+        """
         assert not self.pending, "the conductor loads only between requests"
-        self.close()
-        self._model = LlamaModel.open(policy.artifact, gpu_layers=self.gpu_layers)
+        self._policy = None
+        self._drop_context()
         try:
-            _check(self._model, policy)
+            self._files.load(policy, gpu_layers=self.gpu_layers)
             self._policy = policy
             self._drawer = Drawer(policy.vocabulary_size)
             self._make_context()
@@ -87,9 +91,7 @@ class LlamaCppEngine:
         """Give model and context back."""
         self._policy = None
         self._drop_context()
-        if self._model is not None:
-            self._model.close()
-            self._model = None
+        self._files.close()
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests (see `Engine.submit`); the next step refuses those beyond a context that was set by hand."""
@@ -132,7 +134,7 @@ class LlamaCppEngine:
         device = f"cpu ({self.threads} threads)"
         if self.gpu_layers:
             device = "gpu" if self.gpu_layers < 0 else f"gpu ({self.gpu_layers} layers), {device}"
-        precision = self._model.precision if self._model else "gguf"
+        precision = self._files.model.precision if self._files.model else "gguf"
         return BackendReport(
             backend="llama_cpp", build=self._build, precision=precision, device=device, batch=self.batch
         )
@@ -235,9 +237,10 @@ class LlamaCppEngine:
 
     def _make_context(self) -> None:
         """Make a context for the whole batch, or for the largest half, quarter and so on that fits."""
-        assert self._policy is not None and self._model is not None
+        model = self._files.model
+        assert self._policy is not None and model is not None
         longest = self.options.context or self._policy.max_prompt_tokens + self._policy.max_completion_tokens
-        kv = self.options.kv or ("f32" if self._model.precision == "f32" else "f16")
+        kv = self.options.kv or ("f32" if model.precision == "f32" else "f16")
         while True:
             shape = ContextShape(
                 sequences=self.batch,
@@ -248,7 +251,7 @@ class LlamaCppEngine:
                 offload=self.gpu_layers != 0,
             )
             try:
-                self._context = LlamaContext(self._model, shape)
+                self._context = LlamaContext(model, shape, self._files.adapter)
                 break
             except OutOfMemory as e:
                 if self.batch == 1:
@@ -288,20 +291,3 @@ def _too_long(request: GenerationRequest, context: int) -> FailedRequest:
         reason=f"prompt of {len(request.prompt_ids)} tokens and completion of up to {request.max_tokens}; "
         f"this node's context is {context} (--backend llama_cpp:context=...)",
     )
-
-
-def _check(model: LlamaModel, policy: PolicyFiles) -> None:
-    """Refuse what the slots cannot serve: recurrent layers, windows and contexts shorter than the run's."""
-    longest = policy.max_prompt_tokens + policy.max_completion_tokens
-    if model.vocabulary < policy.vocabulary_size:
-        raise LoadRefused(
-            f"the run's vocabulary of {policy.vocabulary_size} is larger than the file's {model.vocabulary}"
-        )
-    if longest > model.trained_tokens:
-        raise LoadRefused(f"the run allows {longest} tokens, the model's context is {model.trained_tokens}")
-    if model.recurrent:
-        raise LoadRefused("recurrent layers are not supported by the llama.cpp backend")
-    if 0 < model.window < longest:
-        raise LoadRefused(
-            f"the model's sliding window of {model.window} is shorter than the run's context of {longest}"
-        )

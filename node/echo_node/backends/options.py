@@ -62,10 +62,11 @@ class LlamaCppOptions(EngineOptions):
     """Of the file, where a version has several. None: the first of these that there is."""
 
     def wanted(self) -> Wanted:
-        """Return GGUF, and the precisions in the order in which they are taken."""
+        """Return GGUF, and the precisions in the order in which they are taken; of LoRA runs an adapter over one."""
         best_first = ("q8_0", "bf16", "f16", "f32", "q4_0")
         first = () if self.precision is None else (self.precision,)
-        return Wanted(kind=ArtifactKind.GGUF, precisions=tuple(dict.fromkeys(first + best_first)))
+        precisions = tuple(dict.fromkeys(first + best_first))
+        return Wanted(kind=ArtifactKind.GGUF, precisions=precisions, adapter=ArtifactKind.LORA_GGUF)
 
     def environment(self) -> dict[str, str]:
         """Let threads that wait for each other give up their CPU soon.
