@@ -25,6 +25,9 @@ VERSIONS_HELD = 3
 CLOCK_SLACK_S = 86_400.0
 """A clock may be this far behind the time at which this package was installed."""
 
+SKEW_S = 60.0
+"""And this far behind a run's. How far it is off to either side, `join` measures and tells."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
@@ -50,13 +53,13 @@ def check(name: str, look: Callable[[], str]) -> Check:
         return Check(name=name, text=str(e), error=e)
 
 
-def local_checks(state_dir: Path, *, needed_bytes: int = MIN_FREE_BYTES) -> list[Check]:
-    """Look at the state folder, the key, the disk and the clock."""
+def local_checks(state_dir: Path, *, needed_bytes: int = MIN_FREE_BYTES, issued_at: float = 0.0) -> list[Check]:
+    """Look at the state folder, the key, the disk and the clock. `issued_at`: when the run's newest version was."""
     return [
         check("state folder", lambda: _state_folder(state_dir)),
         check("key", lambda: _key(identity_key(state_dir))),
         check("disk", lambda: _disk(state_dir, needed_bytes)),
-        check("clock", lambda: _clock(time.time())),
+        check("clock", lambda: _clock(time.time(), issued_at)),
     ]
 
 
@@ -95,7 +98,12 @@ def _disk(state_dir: Path, needed_bytes: int) -> str:
     return f"{gib(free)} free, {gib(needed_bytes)} needed"
 
 
-def _clock(now_s: float) -> str:
+def _clock(now_s: float, issued_at: float = 0.0) -> str:
+    if now_s < issued_at - SKEW_S:
+        raise UsageError(
+            f"the clock is {issued_at - now_s:.0f} s behind the run's newest version; set the machine's clock, or tell "
+            "the coordinator's owner if it is right"
+        )
     installed_s = Path(__file__).stat().st_mtime
     if now_s < installed_s - CLOCK_SLACK_S:
         raise UsageError("the clock is behind the time at which this package was installed; set the machine's clock")

@@ -156,7 +156,8 @@ async def _checks(
             reached = [Check(name="run", text=str(e), error=e)]
     largest = max((artifact.size_bytes for artifact in head.artifacts), default=0) if head else 0
     needed = max(MIN_FREE_BYTES, (VERSIONS_HELD + 1) * largest)
-    local = await to_thread.run_sync(lambda: local_checks(question.state_dir, needed_bytes=needed))
+    issued_at = head.issued_at if head else 0.0
+    local = await to_thread.run_sync(lambda: local_checks(question.state_dir, needed_bytes=needed, issued_at=issued_at))
     return [*local, helper, *reached], run, head
 
 

@@ -1,7 +1,7 @@
 """Whether a backend computes what it says it computes: its log-probabilities against stored ones, in its own child.
 
     KnownModel ──load──► backend ──32 completions of 2 tokens, two prompts, two temperatures──► compare ──► Finding
-                 once for each file: safetensors, or GGUF F32 and Q8_0
+                 once for each file: safetensors, or GGUF F32 and Q8_0      └─ scored again, where it can score
 
 A log-probability that belongs to the neighbouring position, lacks the temperature, or counts padding rows is off by far
 more than any tolerance here. So is a completion that goes on after its end token.
@@ -9,9 +9,17 @@ more than any tolerance here. So is a completion that goes on after its end toke
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from echo_node.backends.base import Backend, Completion, GenerationRequest, LoadRefused, Outcome
+from echo_node.backends.base import (
+    Backend,
+    CannotScore,
+    Completion,
+    GenerationRequest,
+    LoadRefused,
+    Outcome,
+    ScoreRequest,
+)
 from echo_node.backends.known_model import KnownModel
 from echo_node.backends.options import EngineOptions
 from echo_swarm.errors import BackendFailed
@@ -69,8 +77,38 @@ async def run_self_test(
         requests = list(_requests(model))
         await backend.submit(requests)
         outcomes = [await backend.next_outcome() for _ in requests]
-        findings.append(judge(model, requests, outcomes, backend.report.precision, backend.report.build))
+        report = backend.report
+        finding = judge(model, requests, outcomes, report.precision, report.build)
+        scored = await _scored_difference(backend, model, outcomes, by_id={r.request_id: r for r in requests})
+        if scored > finding.tolerance:
+            raise SelfTestFailed(
+                f"self-test of {report.build} in {report.precision}: log-probabilities of given ids differ from the "
+                f"expected ones by {scored:.2g}, more than {finding.tolerance:g}"
+            )
+        findings.append(replace(finding, difference=max(finding.difference, scored)))
     return tuple(findings)
+
+
+async def _scored_difference(
+    backend: Backend, model: KnownModel, outcomes: Sequence[Outcome], by_id: dict[int, GenerationRequest]
+) -> float:
+    """Have the completions scored, as probes do; 0 for a backend that scores none. NaN or a wrong count is infinite."""
+    temperature = TEMPERATURES[-1]
+    made = [(by_id[o.request_id], o.token_ids) for o in outcomes if isinstance(o, Completion)]
+    made = [(request, ids) for request, ids in made if request.temperature == temperature]
+    items = tuple((request.prompt_ids, tuple(ids)) for request, ids in made)
+    try:
+        scores = await backend.score(ScoreRequest(items=items, temperature=temperature))
+    except CannotScore:
+        return 0.0
+    if [len(values) for values in scores.logprobs] != [len(ids) for _, ids in made]:
+        return math.inf
+    worst = 0.0
+    for (request, ids), values in zip(made, scores.logprobs, strict=True):
+        expected = model.expected_logprobs(model.prompts.index(request.prompt_ids), ids, temperature)
+        differences = [abs(a - b) for a, b in zip(expected, values, strict=True)]
+        worst = max(worst, *(value if math.isfinite(value) else math.inf for value in differences))
+    return worst
 
 
 def judge(

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from echo_node.backends.base import Completion, FailedRequest, FailureCode, Outcome
+from echo_node.backends.base import Completion, FailedRequest, FailureCode, Outcome, ScoreRequest
 from echo_node.backends.inline import InlineBackend
 from echo_node.backends.known_model import FOLDER, KnownModel
 from echo_node.backends.options import ScriptedOptions, TorchOptions
@@ -123,6 +123,19 @@ async def test_the_torch_engine_passes_and_one_that_places_tokens_wrongly_does_n
     wrong = replace(MODEL, config={**MODEL.config, "rope_theta": 1000.0})
     with pytest.raises(SelfTestFailed, match=r"self-test of torch .* in float32: log-probabilities differ"):
         await run_self_test(InlineBackend(TorchEngine(TorchOptions(batch=8))), TorchOptions(), wrong)
+
+
+class ScoresTheNext(TorchEngine):
+    """Gives each id the log-probability of the one before it."""
+
+    def score(self, request: ScoreRequest) -> "list[array[float]]":
+        return [values[-1:] + values[:-1] for values in super().score(request)]
+
+
+@pytest.mark.anyio
+async def test_scores_of_given_ids_are_compared_too() -> None:
+    with pytest.raises(SelfTestFailed, match="log-probabilities of given ids differ from the expected ones by"):
+        await run_self_test(InlineBackend(ScoresTheNext(TorchOptions(batch=8))), TorchOptions())
 
 
 @pytest.mark.anyio

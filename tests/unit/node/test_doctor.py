@@ -1,7 +1,9 @@
 """`echo-node doctor`: each check, each backend, and the exit code that says what stands in the way."""
 
 import json
+import re
 import sys
+import time
 from pathlib import Path
 
 import anyio
@@ -55,6 +57,12 @@ def test_a_full_disk_is_told_with_both_figures(tmp_path: Path):
 
 def test_a_clock_from_before_the_installation_is_told():
     assert not check("clock", lambda: _clock(1_000_000_000.0)).ok
+
+
+def test_a_clock_behind_the_run_is_told_with_the_difference(tmp_path: Path):
+    found = by_name(local_checks(tmp_path, issued_at=time.time() + 3600))["clock"]
+    assert re.search(r"the clock is 3[56]\d\d s behind the run's newest version; set", found.text)
+    assert by_name(local_checks(tmp_path, issued_at=time.time() + 30))["clock"].ok
 
 
 async def card(options: TorchOptions, machine: Machine = BIG, **changes: object) -> BackendCard:
