@@ -64,6 +64,22 @@ def check_ledger(swarm: Swarm) -> None:
     assert used == [(number, GROUPS) for number in range(1, len(lines) + 1)]
 
 
+def test_a_torch_node_gives_to_probes_what_the_trainer_gives(swarm: Swarm, peers: dict[str, Running]):
+    """Real trainer, real backends, real streams; the scripted node says that it has no model."""
+
+    def measured() -> bool:
+        ann, bob = swarm.node("ann"), swarm.node("bob")
+        return ann is not None and ann.probe == "matches" and bob is not None and bob.probe == "not_measured"
+
+    peers["coordinator"].wait_for("both nodes are probed", measured)
+    status = swarm.status()
+    assert status is not None
+    torch = next(entry for entry in status.classes if entry.backend == "torch")
+    assert (torch.precision, torch.measured, torch.set_aside) == ("float32", 1, 0)
+    assert torch.gap_max is not None and torch.gap_max <= 1e-4
+    assert torch.trained_gap is None or torch.trained_gap <= 1e-4
+
+
 def test_a_killed_trainer_is_replaced_and_nothing_is_trained_twice(swarm: Swarm, peers: dict[str, Running]):
     coordinator = peers["coordinator"]
     coordinator.wait_for("updates", lambda: swarm.updates() >= 3)
