@@ -132,3 +132,29 @@ def test_words_of_peers_are_no_markup_and_no_control_sequences():
         warnings=[words],
     )
     assert text.count("[/x] [bold]y ?[2J") >= 10 and "\x1b" not in text
+
+
+def test_each_class_of_backends_shows_how_far_it_is_from_the_trainer():
+    measured = {
+        "backend": "llama_cpp",
+        "precision": "q8_0",
+        "peers": 3,
+        "measured": 2,
+        "set_aside": 1,
+        "probes": 9,
+        "version": 11,
+        "gap_mean": 0.0123,
+        "gap_max": 0.2,
+        "gap_bias": -0.004,
+        "trend": [[9, 0.01], [10, 0.02], [11, 0.0123]],
+        "trained_gap": 0.011,
+    }
+    plain = {"backend": "vllm", "precision": "bfloat16", "peers": 1}
+    text = shown(classes=[measured, plain], nodes=[node(set_aside=True, probe="other_version")], width=120)
+    line = next(line for line in text.splitlines() if "llama_cpp q8_0" in line)
+    assert line.split() == ["llama_cpp", "q8_0", "2/3", "1", "11", "1.2e-02", "2.0e-01", "-4.0e-03", "▁█▂", "1.1e-02"]
+    assert "not measured" in next(line for line in text.splitlines() if "vllm bfloat16" in line)
+    assert "set aside: other version" in text
+    narrow = shown(classes=[measured, plain], width=60)
+    assert "1.2e-02" in narrow and "bias" not in narrow
+    assert "gap to trainer" not in shown(classes=[plain])

@@ -137,3 +137,24 @@ def test_the_table_ends_with_the_verdict(ok: bool, word: str):
     text = console.file.getvalue()
     assert text.strip().splitlines()[-1].split() == ["result", word]
     assert "v0: 0.200  v48: 0.600" in text
+
+
+def test_the_summary_has_each_classs_mismatch() -> None:
+    measured = {
+        "backend": "torch",
+        "precision": "float32",
+        "peers": 2,
+        "version": 48,
+        "gap_mean": 2e-6,
+        "gap_max": 1e-5,
+    }
+    plain = {"backend": "vllm", "precision": "bfloat16", "peers": 1}
+    summary, _ = summarise(
+        status(classes=[measured, plain]), counters(), started=2, wall_s=100.0, run=RunFolder(Path("run"))
+    )
+    assert summary["mismatch"]["torch/float32"]["gap_max"] == 1e-5
+    assert summary["mismatch"]["vllm/bfloat16"]["gap_mean"] is None
+    console = Console(width=120, file=io.StringIO())
+    console.print(render_summary({**summary, "ok": True}))
+    text = console.file.getvalue()
+    assert "2.0e-06 nats a token from the trainer at version 48" in text and "not measured" in text
