@@ -92,6 +92,10 @@ class VllmOptions(EngineOptions):
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """On a CPU; 0: as many as the machine gives this process."""
 
+    def wanted(self) -> Wanted:
+        """Return safetensors: an adapter with its base, or a whole model."""
+        return Wanted(adapter=ArtifactKind.LORA)
+
     def environment(self) -> dict[str, str]:
         """Keep vLLM in one process, quiet, and to itself."""
         return {
@@ -118,6 +122,10 @@ class ScriptedOptions(EngineOptions):
     length_sigma: Annotated[float, Field(ge=0, le=4)] = 0.5
     scores: bool = False
     """Answer probes. Only a trainer that is scripted as well gives the same values."""
+
+    def wanted(self) -> Wanted:
+        """Return whatever a version has: nothing is computed with it."""
+        return Wanted(adapter=ArtifactKind.LORA)
 
 
 OPTIONS: dict[str, type[EngineOptions]] = {

@@ -43,7 +43,7 @@ def apply_adapter(model: torch.nn.Module, path: Path) -> None:
     """
     try:
         adapter = read_adapter(path)
-        bases = _check_layers(model, adapter)
+        bases = check_layers(model, adapter)
         with safe_open(path, framework="pt") as file, torch.no_grad():
             for layer in _fit_layers(model, adapter, bases):
                 first, second = tensor_names(layer)
@@ -63,8 +63,8 @@ def remove_adapter(model: torch.nn.Module) -> None:
             _put(model, name, module.base)
 
 
-def _check_layers(model: torch.nn.Module, adapter: Adapter) -> dict[str, torch.nn.Linear]:
-    """Return the base layer for each adapted one."""
+def check_layers(model: torch.nn.Module, adapter: Adapter) -> dict[str, torch.nn.Linear]:
+    """Return the base layer for each adapted one. Raises LoadRefused when the model does not have it."""
     modules = dict(model.named_modules())
     found: dict[str, torch.nn.Linear] = {}
     for layer, shape in adapter.layers.items():

@@ -2,7 +2,8 @@
 
     submit ─► vLLM's queue (first come, first served) ─► step: schedule · forward · sample ─► finished requests
     load   ─► prove nothing runs ─► copy the weights in place ─► prove the prefix cache empty
-              │ first policy, other architecture, or anything that fails: start anew
+              │ first policy, other architecture or base, or anything that fails: start anew
+              └ of an adapter: take the old one out ─► prove the prefix cache empty ─► put the new one in, by a new id
 
 Ids go in and come out; there is no tokenizer. A finished sequence leaves at once and the next one takes its place. The
 completions of a group share the whole blocks of their prompt through the prefix cache, whose keys are salted with the
@@ -42,6 +43,7 @@ from echo_swarm.work import BackendReport
 
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput, SamplingParams
+    from vllm.lora.request import LoRARequest
 
 LOWEST_TEMPERATURE = 0.01
 """vLLM silently raises lower temperatures to this one; 0 is greedy."""
@@ -72,6 +74,7 @@ class VllmEngine:
         self._device_name = device
         self.batch = self.options.batch
         self._core: LLMEngine | None = None
+        self._adapter: LoRARequest | None = None
         self._policy: PolicyFiles | None = None
         self._loaded_for: tuple[object, ...] = ()
         self._salt = 0
@@ -87,11 +90,12 @@ class VllmEngine:
         self._salt += 1
         folder = Path(self._folder.name) / str(self._salt)
         self._vllm.write_folder(policy, folder)
-        # What vLLM cannot change after its start.
-        needs = (policy.model_config_json, self._vllm.context_tokens(policy), policy.vocabulary_size)
-        if self._core is None or needs != self._loaded_for or not self._swap(folder):
+        needs = self._vllm.fixed_at_start(policy)
+        if self._core is None or needs != self._loaded_for or not self._swap(policy, folder):
             self._start(policy, folder)
             self._loaded_for = needs
+        else:
+            self._use_adapter(policy, folder)
         self._policy = policy
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
@@ -107,7 +111,8 @@ class VllmEngine:
             name = str(request.request_id)
             self._requests[name] = request
             prompt = tokens_input(list(request.prompt_ids), cache_salt=str(self._salt))
-            self._core.add_request(name, prompt, sampling_settings(request, self._policy.end_token_ids))
+            settings = sampling_settings(request, self._policy.end_token_ids)
+            self._core.add_request(name, prompt, settings, lora_request=self._adapter)
 
     def step(self) -> list[Outcome]:
         """Let vLLM schedule and compute once; return what finished (see `Engine.step`)."""
@@ -142,7 +147,8 @@ class VllmEngine:
                 name = f"score-{item}-{place}"
                 missing[name] = (item, place)
                 context = tokens_input([*prompt, *completion[:place]], cache_salt=str(self._salt))
-                self._core.add_request(name, context, scoring_settings(token_id, request.temperature))
+                settings = scoring_settings(token_id, request.temperature)
+                self._core.add_request(name, context, settings, lora_request=self._adapter)
         found = [array("f", bytes(4 * len(completion))) for _, completion in request.items]
         while missing:
             for output in self._core.step():
@@ -172,10 +178,12 @@ class VllmEngine:
 
     # Inside.
 
-    def _swap(self, folder: Path) -> bool:
-        """Copy weights over the old ones. False when that cannot be shown to have worked."""
+    def _swap(self, policy: PolicyFiles, folder: Path) -> bool:
+        """Copy weights over the old ones, or take an adapter out. False when that cannot be shown to have worked."""
         assert self._core is not None
         try:
+            if policy.base is not None:
+                return self._vllm.drop_adapter(self._core, self._adapter)
             return self._vllm.swap(self._core, folder)
         except Exception as e:  # noqa: BLE001 - whatever it was, a fresh start either works or says why
             print(f"weights cannot be swapped in place, starting anew: {self._vllm.first_line(e)}", file=sys.stderr)
@@ -184,6 +192,13 @@ class VllmEngine:
     def _start(self, policy: PolicyFiles, folder: Path) -> None:
         self._close()
         self._core, self.batch = self._vllm.start(policy, folder, self.options, self._device, self.batch)
+        self._use_adapter(policy, folder)
+
+    def _use_adapter(self, policy: PolicyFiles, folder: Path) -> None:
+        self._adapter = None
+        if policy.base is not None:
+            assert self._core is not None
+            self._adapter = self._vllm.use_adapter(self._core, folder, self._salt)
 
     def _close(self) -> None:
         if self._core is not None:

@@ -14,7 +14,7 @@ import gc
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import psutil
 import torch
@@ -24,16 +24,22 @@ from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from vllm import EngineArgs, LLMEngine
+from vllm.config.lora import MaxLoRARanks
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from echo_node.backends.base import LoadRefused, OutOfMemory, PolicyFiles
 from echo_node.backends.options import VllmOptions
+from echo_node.backends.torch_lora import check_layers
 from echo_node.backends.torch_model import match_tensors, model_config
 from echo_node.model_shape import ModelShape
-from echo_swarm.errors import BackendFailed
+from echo_swarm.checkpoint.adapter_file import read_adapter
+from echo_swarm.errors import BackendFailed, MalformedMessage
 
+ADAPTER = "adapter"
+"""Folder inside a model folder."""
 CPU_BLOCK_TOKENS = 32
 """Tokens in one block of the CPU's cache. Only whole blocks of a prompt are shared, and vLLM's own 128 exceeds most
 prompts; below 32 its kernel gets slow."""
@@ -56,7 +62,8 @@ class Device:
 def check_artifact(policy: PolicyFiles) -> None:
     """Compare the file's tensors with the model's, by name and shape, before any weight is overwritten.
 
-    vLLM itself only warns when a tensor is missing, and keeps the old one, or random memory, in its place.
+    vLLM itself only warns when a tensor is missing, and keeps the old one, or random memory, in its place. With an
+    adapter, that is about its base, and the adapter's layers are compared with the model's.
 
     Raises:
         LoadRefused: they differ, the file cannot be read, or the config makes no model.
@@ -72,9 +79,11 @@ def check_artifact(policy: PolicyFiles) -> None:
     except Exception as e:
         raise LoadRefused(f"cannot build the model from its config: {type(e).__name__}: {first_line(e)}") from e
     try:
-        with safe_open(policy.artifact, framework="pt") as file:
+        with safe_open(policy.base or policy.artifact, framework="pt") as file:
             match_tensors(model, file)
-    except (OSError, SafetensorError) as e:
+        if policy.base is not None:
+            check_layers(model, read_adapter(policy.artifact))
+    except (OSError, SafetensorError, MalformedMessage) as e:
         raise LoadRefused(f"cannot read {policy.artifact.name}: {first_line(e)}") from e
     rows, longest = model.get_input_embeddings().num_embeddings, getattr(config, "max_position_embeddings", None)
     if policy.vocabulary_size > rows:
@@ -89,7 +98,7 @@ def context_tokens(policy: PolicyFiles) -> int:
 
 
 def write_folder(policy: PolicyFiles, folder: Path) -> None:
-    """Lay out a model folder as vLLM wants it: a cleaned config, and a link to the weights."""
+    """Lay out a model folder as vLLM wants it: a cleaned config, a link to the weights, and ADAPTER if there is one."""
     fields: dict[str, Any] = json.loads(policy.model_config_json)
     # Never code from a model. What the file's numbers are stored as says nothing about how we compute.
     for name in ("auto_map", "dtype", "torch_dtype"):
@@ -97,7 +106,57 @@ def write_folder(policy: PolicyFiles, folder: Path) -> None:
     fields.setdefault("architectures", [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields["model_type"], "")])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-    (folder / "model.safetensors").symlink_to(policy.artifact.resolve())
+    (folder / "model.safetensors").symlink_to((policy.base or policy.artifact).resolve())
+    if policy.base is not None:
+        adapter = folder / ADAPTER
+        adapter.mkdir(exist_ok=True)
+        (adapter / "adapter_config.json").write_text(json.dumps(read_adapter(policy.artifact).config), encoding="utf-8")
+        (adapter / "adapter_model.safetensors").symlink_to(policy.artifact.resolve())
+
+
+def fixed_at_start(policy: PolicyFiles) -> tuple[object, ...]:
+    """Return what vLLM cannot change while it runs: with an adapter also its base, and room for its rank."""
+    return (
+        policy.model_config_json,
+        context_tokens(policy),
+        policy.vocabulary_size,
+        policy.base_digest,
+        _rank_room(policy),
+    )
+
+
+def _rank_room(policy: PolicyFiles) -> int:
+    """Return the smallest of vLLM's sizes that an adapter fits into; 0 without an adapter."""
+    if policy.base is None:
+        return 0
+    rank = read_adapter(policy.artifact).rank
+    return next(room for room in get_args(MaxLoRARanks) if room >= rank)
+
+
+def use_adapter(engine: LLMEngine, folder: Path, number: int) -> LoRARequest:
+    """Load the adapter of a model folder. Number and path are new, so that no cached block is mistaken for one of its.
+
+    Raises:
+        LoadRefused: vLLM does not take it.
+
+    """
+    request = LoRARequest(str(number), number, str(folder / ADAPTER))
+    try:
+        taken = engine.add_lora(request)
+    except Exception as e:
+        raise LoadRefused(f"vLLM does not take the adapter: {first_line(e)}") from e
+    if not taken:
+        raise LoadRefused("vLLM does not take the adapter")
+    return request
+
+
+def drop_adapter(engine: LLMEngine, old: LoRARequest | None) -> bool:
+    """Take the old version's adapter out. False when something still ran, or it is not gone."""
+    if not _at_rest(engine):
+        return False
+    if old is not None:
+        engine.remove_lora(old.lora_int_id)
+    return not engine.list_loras() and engine.reset_prefix_cache()
 
 
 def start(policy: PolicyFiles, folder: Path, options: VllmOptions, device: Device, batch: int) -> tuple[LLMEngine, int]:
@@ -129,6 +188,8 @@ def start(policy: PolicyFiles, folder: Path, options: VllmOptions, device: Devic
 
 def _arguments(policy: PolicyFiles, folder: Path, options: VllmOptions, device: Device, batch: int) -> EngineArgs:
     arguments: dict[str, Any] = {}
+    if room := _rank_room(policy):
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": room}
     if device.on_cpu:
         arguments["block_size"] = CPU_BLOCK_TOKENS
         arguments["kv_cache_memory_bytes"] = cpu_cache_bytes(
@@ -185,6 +246,8 @@ def cut_vocabulary(worker: Any, vocabulary_size: int) -> None:
     for module in worker.get_model().modules():
         if isinstance(module, LogitsProcessor):
             module.org_vocab_size = min(module.org_vocab_size, vocabulary_size)
+            # The one that counts where vLLM has put its layer for adapters around the head.
+            module.vocab_size = min(module.vocab_size, vocabulary_size)
 
 
 def swap(engine: LLMEngine, folder: Path) -> bool:
