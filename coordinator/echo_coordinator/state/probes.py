@@ -9,7 +9,7 @@ answer that did not fit, again with growing pauses. It may take its time: a back
 
 import secrets
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
 
@@ -18,7 +18,14 @@ from echo_coordinator.state.core import RunCore
 from echo_coordinator.state.counters import WORK
 from echo_coordinator.state.probe_classes import ClassTable
 from echo_coordinator.state.probe_rows import StoredAnswer
-from echo_coordinator.state.probe_rules import Gap, ProbeJudgement, allowed_gap, fault_in, judge_answer
+from echo_coordinator.state.probe_rules import (
+    Gap,
+    ProbeJudgement,
+    allowed_gap,
+    fault_in,
+    judge_answer,
+    usual_gap,
+)
 from echo_coordinator.state.probe_settings import ProbeSettings
 from echo_coordinator.state.roster import MAX_ENTRIES, Node
 from echo_swarm import envelope
@@ -297,7 +304,17 @@ class Probes:
             if node.live and standing is not None and standing.verdict in AGAINST:
                 done = "set aside" if node.peer in self._core.roster.set_aside else "not trusted"
                 found.append(f"{short_peer(node.peer)} is {done} ({standing.verdict}): {standing.detail}")
-        return found
+        return [*found, *self._far_classes()]
+
+    def _far_classes(self) -> Iterator[str]:
+        for (backend, precision), record in self.classes.records.items():
+            usual = usual_gap({precision, *self._core.facts.precisions}, self.settings.tolerance)
+            version, gap = record.trend(1)[0]
+            if gap > usual:
+                yield (
+                    f"{backend} in {precision} is {gap:.2g} nats a token from the trainer at version {version}, usual "
+                    f"are up to {usual:.2g}: its samples are corrected for, and worth less; try a finer precision"
+                )
 
 
 def _malformed(detail: str) -> ProbeJudgement:

@@ -241,6 +241,17 @@ async def test_a_swap_between_question_and_answer_is_no_fault_and_an_old_version
         assert run.state.probes.bars(fresh.peer)
 
 
+async def test_a_class_that_is_further_off_than_usual_is_worth_a_warning_and_nothing_more(open_state: OpenRun) -> None:
+    async with open_state() as run:
+        await begin(run)
+        node = join(run, "peer", precision="q8_0")
+        probe = issue(run, node)
+        reply = await answer(run, "peer", node, probe.probe_id, logprobs=values(0, 0.2), precision="q8_0")
+        assert (reply.verdict, run.state.probes.bars(node.peer)) == (ProbeVerdict.MATCHES, False)
+        (warning,) = run.state.warnings()
+        assert warning.startswith("scripted in q8_0 is 0.2 nats a token from the trainer at version 0, usual are up to")
+
+
 async def test_references_are_kept_for_the_newest_versions_alone(open_state: OpenRun) -> None:
     async with open_state() as run:
         kept = KEPT_REFERENCES + run.state.core.settings.max_staleness
