@@ -16,6 +16,7 @@ another number of rows), so that with other company a seed gives the same ids ex
 rounding of a boundary between two ids; a completion differs from there on. Log-probabilities are right either way.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
@@ -23,6 +24,7 @@ from itertools import islice
 import numpy as np
 
 from echo_node.backends.base import (
+    CannotScore,
     Completion,
     FailedRequest,
     FailureCode,
@@ -31,6 +33,7 @@ from echo_node.backends.base import (
     Outcome,
     OutOfMemory,
     PolicyFiles,
+    ScoreRequest,
 )
 from echo_node.backends.inverse_cdf import Drawer, Floats
 from echo_node.backends.llama_context import ContextShape, LlamaContext
@@ -119,6 +122,34 @@ class LlamaCppEngine:
             self._known.clear()
             self._table.forget()
         return refused + outcomes
+
+    def score(self, request: ScoreRequest) -> "list[array[float]]":
+        """Return the log-probabilities of given completions, one after the other (see `ScoringEngine.score`)."""
+        assert not self.pending and self._table is not None
+        scores: list[array[float]] = []
+        for prompt, completion in request.items:
+            if len(prompt) + len(completion) > (self.options.context or len(prompt) + len(completion)):
+                raise CannotScore(f"this node's context is {self.options.context} (--backend llama_cpp:context=...)")
+            scores.append(self._score_one([*prompt, *completion], len(prompt), request.temperature))
+        self._table.forget()
+        return scores
+
+    def _score_one(self, ids: list[int], prompt: int, temperature: float) -> "array[float]":
+        """Run `ids` through the first sequence; logits are wanted from the prompt's last token on."""
+        assert self._context is not None
+        self._context.trim(0, 0)
+        scores = array("f")
+        start = 0
+        while start < len(ids) - 1:
+            wants = start >= prompt - 1
+            # As many rows of logits at once as there are sequences.
+            stop = min(start + self.batch, len(ids) - 1) if wants else min(start + PROMPT_TOKENS, prompt - 1)
+            count = stop - start
+            logits = self._context.decode(ids[start:stop], range(start, stop), [0] * count, [wants] * count)
+            if wants:
+                scores.extend(self._drawer.logprobs_of(ids[start + 1 : stop + 1], logits, temperature))
+            start = stop
+        return scores
 
     def wait_s(self) -> float:
         """Return 0: a step always computes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.backends.base import Completion, FailedRequest, FailureCode, LoadRefused, OutOfMemory
+from echo_node.backends.base import Completion, FailedRequest, FailureCode, LoadRefused, OutOfMemory, ScoreRequest
 from echo_node.backends.conductor import self_test
 from echo_node.backends.llama_cpp_engine import LlamaCppEngine
 from echo_node.backends.options import LlamaCppOptions
@@ -176,6 +176,19 @@ def test_when_memory_runs_out_the_batch_is_halved_and_nothing_is_lost(
     done = complete(engine, requests)
     assert engine.report().batch == engine.batch == 2
     assert {i: c.token_ids for i, c in done.items()} == {i: c.token_ids for i, c in expected.items()}
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_scoring_gives_what_sampling_recorded(engine: LlamaCppEngine, temperature: float) -> None:
+    prompts = [(3,), (2, 7, 1), (9,) * 32]
+    done = complete(
+        engine, [request(i, prompt_ids=prompts[i % 3], temperature=temperature, max_tokens=30) for i in range(9)]
+    )
+    items = tuple((prompts[i % 3], tuple(done[i].token_ids)) for i in range(9))
+    scores = engine.score(ScoreRequest(items=items, temperature=temperature))
+    for i in range(9):
+        assert scores[i].tolist() == pytest.approx(done[i].logprobs.tolist(), abs=1e-4)
+    assert content(complete(engine, [request(0)])) == content(complete(engine, [request(0)]))
 
 
 def test_the_report_names_build_precision_and_threads(engine: LlamaCppEngine, tmp_path: Path) -> None:
