@@ -19,7 +19,7 @@ import anyio
 from echo_coordinator.coordinator import Coordinator
 from echo_coordinator.state.counters import DROPPED_GROUPS, DROPPED_SLOTS
 from echo_coordinator.state.groups import GroupState
-from echo_node.backends.base import Backend, GenerationRequest, Outcome, PolicyFiles
+from echo_node.backends.base import Backend, GenerationRequest, Outcome, PolicyFiles, ScoreRequest, Scores
 from echo_node.backends.options import ScriptedOptions
 from echo_swarm.errors import EchoError
 from echo_swarm.work import BackendReport
@@ -121,6 +121,9 @@ class MeteredBackend:
         self.account()
         self._outstanding += len(requests)
         await self._backend.submit(requests)
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        return await self._backend.score(request)
 
     async def next_outcome(self) -> Outcome:
         outcome = await self._backend.next_outcome()
