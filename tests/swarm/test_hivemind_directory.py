@@ -67,12 +67,16 @@ def peer_record(identity: Identity) -> bytes:
     )
 
 
-async def announce_until_taken(peers: list[Peer]) -> None:
-    # Polled: nothing tells when the other side's attach loop has come round.
+async def announced(one: Peer, topic: str, envelope: bytes, *, ttl_s: float) -> None:
+    # Polled: nothing tells when an attach loop has come round.
     with anyio.fail_after(120):
-        for one in peers:
-            while not await one.directory.announce(peers_topic(RUN), peer_record(one.identity), ttl_s=60):  # noqa: ASYNC110
-                await anyio.sleep(0.2)
+        while not await one.directory.announce(topic, envelope, ttl_s=ttl_s):  # noqa: ASYNC110
+            await anyio.sleep(0.2)
+
+
+async def announce_until_taken(peers: list[Peer]) -> None:
+    for one in peers:
+        await announced(one, peers_topic(RUN), peer_record(one.identity), ttl_s=60)
 
 
 async def find_all(one: Peer, expected: set[str]) -> None:
@@ -183,7 +187,7 @@ async def test_thousands_of_records_of_one_signer_or_of_many_neither_grow_nor_hi
 
     async with peer() as victim, peer(victim.host.addresses) as owner, peer(victim.host.addresses) as attacker:
         storage = victim.node.protocol.storage
-        assert await owner.directory.announce(head_topic(RUN), head(1), ttl_s=60)
+        await announced(owner, head_topic(RUN), head(1), ttl_s=60)
         # One signer under ever new topics.
         mine = [(attacker.identity, f"topic {i}") for i in range(2000)]
         assert await flood(attacker, mine, size=700) == MAX_TOPICS_PER_SIGNER
@@ -196,7 +200,7 @@ async def test_thousands_of_records_of_one_signer_or_of_many_neither_grow_nor_hi
         assert await flood(attacker, elsewhere, size=1000) < (MAX_BYTES - MAX_BYTES_PER_TOPIC) // 1000 + 1
         assert storage.refused[Refusal.FULL] > 0 and len(storage.quota) < MAX_BYTES // 1000 + MAX_TOPICS_PER_SIGNER
         # The owner's record is still there, and can still be replaced.
-        assert await owner.directory.announce(head_topic(RUN), head(2), ttl_s=60)
+        await announced(owner, head_topic(RUN), head(2), ttl_s=60)
         found = newest_head(
             await attacker.directory.find(head_topic(RUN)), run_id=RUN, run_key=owner.identity.public_key
         )
@@ -210,7 +214,7 @@ async def test_somebody_elses_old_record_cannot_be_given_a_later_expiry() -> Non
         record = seal(
             owner.identity, HeadRecord(run_id=RUN, policy_version=1, manifest_digest=bytes(32), issued_at=1.0)
         )
-        assert await owner.directory.announce(head_topic(RUN), record, ttl_s=30)
+        await announced(owner, head_topic(RUN), record, ttl_s=30)
         key = DHTID.generate(source=head_topic(RUN))
         stored = victim.node.protocol.storage.get(key).value.get(owner.identity.public_key)
         attempts = {"later": stored.expiration_time + 600, "other topic": stored.expiration_time}
@@ -234,9 +238,9 @@ async def test_a_restarted_publisher_replaces_a_record_that_would_outlive_its_ne
 
     async with peer() as first:
         async with peer(first.host.addresses, identity=identity) as publisher:
-            assert await publisher.directory.announce(head_topic(RUN), head(7), ttl_s=3600)
+            await announced(publisher, head_topic(RUN), head(7), ttl_s=3600)
         async with peer(first.host.addresses, identity=identity) as publisher:
-            assert await publisher.directory.announce(head_topic(RUN), head(8), ttl_s=60)
+            await announced(publisher, head_topic(RUN), head(8), ttl_s=60)
         newest = newest_head(await first.directory.find(head_topic(RUN)), run_id=RUN, run_key=identity.public_key)
         assert newest is not None
         assert newest.policy_version == 8
