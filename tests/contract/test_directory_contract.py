@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
+import anyio
 import pytest
 
 from echo_swarm.clock import SystemClock
@@ -74,7 +75,17 @@ def anyio_backend(case: str) -> str:
 @pytest.fixture(scope="module")
 async def peers(case: str, anyio_backend: str) -> AsyncGenerator[tuple[Peer, Peer]]:
     async with CASES[case][1]() as both:
+        for one in both:
+            await in_touch(one)
         yield both
+
+
+async def in_touch(one: Peer) -> None:
+    """Wait until others take its records: for a moment after its start a peer may know nobody."""
+    with anyio.fail_after(120):
+        record = peer_record(one.identity, "f" * 32)
+        while not await one.directory.announce(peers_topic("f" * 32), record, ttl_s=60):  # noqa: ASYNC110
+            await anyio.sleep(0.2)
 
 
 @pytest.fixture
