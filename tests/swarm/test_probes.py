@@ -75,11 +75,13 @@ def trainer_values(version: int, job: ProbeJob) -> tuple[ProbeValues, ...]:
 
 
 def probed_run(folder: Path, **probes: object) -> WholeRun:
-    run = make_run(folder)
+    # A peer is probed with the version that it holds at a beat, if that is not too old by then: a beat must not last
+    # much longer than an update.
+    run = make_run(folder, beat_s=0.4)
     chosen = ProbeSettings.model_validate({"every": 1, **probes})
     run.settings = run.settings.model_copy(update={"probes": chosen})
     run.trainer.probe = trainer_values
-    run.trainer.step_s = 0.1
+    run.trainer.step_s = 0.4
     return run
 
 
@@ -211,6 +213,9 @@ async def test_who_is_set_aside_stays_so_over_a_restart_of_the_coordinator(tmp_p
             status = of(coordinator, wrong)
             assert status is not None and status.set_aside
             assert before is not None and status.accepted == before.accepted
+            done = wrong.verdicts["accepted"]
+            broken.scripted = values
+            await until(lambda: wrong.verdicts["accepted"] > done, "mended, it works again")
 
 
 async def test_a_trainer_that_gives_no_values_costs_the_probes_alone(tmp_path: Path) -> None:
