@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import anyio
@@ -14,6 +13,7 @@ from echo_node.backends.base import MAX_OUTSTANDING, Completion
 from echo_node.backends.child import Patience, start_backend
 from echo_node.backends.options import ScriptedOptions, TorchOptions
 from echo_swarm.errors import BackendFailed, UsageError
+from tests.swarm.support.orphans import a_killed_parent_leaves_no_child, gone
 from tests.unit.backends.support import request, write_policy
 
 pytestmark = pytest.mark.anyio
@@ -24,15 +24,6 @@ ENDLESS = ScriptedOptions(batch=4, mean_s=3000.0, sigma=0.0)
 @pytest.fixture
 def log_path(tmp_path: Path) -> Path:
     return tmp_path / "logs" / "backend.log"
-
-
-async def gone(pid: int) -> None:
-    """Wait until no process `pid` runs; a zombie that nobody reaps counts as gone."""
-    for _ in range(600):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        await anyio.sleep(0.05)
-    pytest.fail(f"process {pid} is still there")
 
 
 async def test_a_killed_child_fails_every_waiter_with_how_it_ended(tmp_path: Path, log_path: Path) -> None:
@@ -118,23 +109,7 @@ async def test_what_the_block_raises_comes_out_as_it_is(log_path: Path) -> None:
 
 async def test_a_killed_parent_leaves_no_child(tmp_path: Path) -> None:
     """Field case 52."""
-    code = f"""
-import anyio, sys
-from pathlib import Path
-from echo_node.backends.child import start_backend
-from echo_node.backends.options import ScriptedOptions
-async def main():
-    async with start_backend(ScriptedOptions(), log_path=Path({str(tmp_path / "log")!r})) as backend:
-        print(backend.pid, flush=True)
-        await anyio.sleep_forever()
-anyio.run(main)
-"""
-    async with await anyio.open_process([sys.executable, "-c", code], stderr=None) as parent:
-        assert parent.stdout is not None
-        pid = int(await parent.stdout.receive())
-        assert psutil.pid_exists(pid)
-        parent.kill()
-    await gone(pid)
+    await a_killed_parent_leaves_no_child("ScriptedOptions", tmp_path / "log")
 
 
 async def test_requests_need_ids_of_their_own_and_have_a_limit(tmp_path: Path, log_path: Path) -> None:

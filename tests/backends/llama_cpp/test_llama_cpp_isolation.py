@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
-import psutil
 import pytest
 
 from echo_node.backends.base import Completion
@@ -24,7 +23,7 @@ from echo_node.trial import examine
 from echo_swarm.errors import BackendFailed
 from tests.backends.llama_cpp.support import write_gguf_policy
 from tests.swarm.support.node_harness import make_swarm, until
-from tests.swarm.test_backend_child import gone
+from tests.swarm.support.orphans import a_killed_parent_leaves_no_child, gone
 from tests.unit.backends.support import request
 
 pytestmark = pytest.mark.anyio
@@ -59,23 +58,7 @@ async def test_a_child_that_hangs_is_told_and_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_killed_parent_leaves_no_child(tmp_path: Path) -> None:
     """Field case 52."""
-    code = f"""
-import anyio, sys
-from pathlib import Path
-from echo_node.backends.child import start_backend
-from echo_node.backends.options import LlamaCppOptions
-async def main():
-    async with start_backend(LlamaCppOptions(), log_path=Path({str(tmp_path / "log")!r})) as backend:
-        print(backend.pid, flush=True)
-        await anyio.sleep_forever()
-anyio.run(main)
-"""
-    async with await anyio.open_process([sys.executable, "-c", code], stderr=None) as parent:
-        assert parent.stdout is not None
-        pid = int(await parent.stdout.receive())
-        assert psutil.pid_exists(pid)
-        parent.kill()
-    await gone(pid)
+    await a_killed_parent_leaves_no_child("LlamaCppOptions", tmp_path / "log")
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -15,19 +15,12 @@ from echo_node.backends.child import start_backend
 from echo_node.backends.options import TorchOptions, VllmOptions
 from echo_swarm.errors import BackendFailed
 from tests.backends.vllm.support import CONFIGS, complete, greedy_completion, request, write_policy
+from tests.swarm.support.orphans import gone
 
 pytestmark = pytest.mark.anyio
 
 PROMPT = (9, 8, 2, 6)
 OPTIONS = VllmOptions(batch=4, threads=1)
-
-
-async def gone(pid: int) -> None:
-    for _ in range(600):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        await anyio.sleep(0.05)
-    pytest.fail(f"process {pid} is still there")
 
 
 async def test_a_killed_child_fails_its_waiters_and_the_next_one_works(
