@@ -62,7 +62,7 @@ class Child:
 
     async def send(self, message: dict[str, Any]) -> None:
         """Send one frame. Raises BackendFailed with the child's last words when it is gone."""
-        body = codec.encode(message)
+        body = codec.encode(message, canonical=False)
         try:
             async with self._send_lock:
                 await self._stdin.send(_LENGTH.pack(len(body)) + body)
@@ -265,6 +265,6 @@ def read_frame(reader: BinaryIO) -> dict[str, Any] | None:
 
 def write_frame(writer: BinaryIO, message: dict[str, Any]) -> None:
     """Send one frame to the parent."""
-    body = codec.encode(message)
+    body = codec.encode(message, canonical=False)
     writer.write(_LENGTH.pack(len(body)) + body)
     writer.flush()

@@ -50,7 +50,7 @@ class Frame(NamedTuple):
 
 def encode_frame(kind: Kind, call_id: int, subject: str, payload: dict[str, Any]) -> bytes:
     """Return the body of a frame; the length goes before it on the wire."""
-    return codec.encode([int(kind), call_id, subject, payload])
+    return codec.encode([int(kind), call_id, subject, payload], canonical=False)
 
 
 def decode_frame(body: bytes | memoryview, limits: Limits) -> Frame:

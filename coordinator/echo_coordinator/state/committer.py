@@ -26,6 +26,8 @@ Job = Callable[[sqlite3.Connection], T]
 
 COMMIT_TIMEOUT_S = 60.0
 """A disk that takes longer has failed."""
+_WATCH_S = 1.0
+"""How often what waits is looked at."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +37,7 @@ class _Entry:
     on_commit: Callable[[Any], None] | None
     on_fail: Callable[[], None] | None
     done: anyio.Event
+    queued_at: float
     result: Any = None
     error: LocalFault | None = None
 
@@ -67,6 +70,9 @@ class Committer:
         self._flush = flush
         self._flushed = flushed
         self._queue: list[_Entry] = []
+        self._batch: list[_Entry] = []
+        """What the round under way writes."""
+        self._closed = False
         self._wake = anyio.Event()
         self._lock = anyio.Lock()
         self.pending_bytes = 0
@@ -89,30 +95,35 @@ class Committer:
         `on_commit` or `on_fail` is called even if the caller is cancelled meanwhile.
 
         Raises:
-            StorageFull, LocalFault: nothing was written.
+            StorageFull, LocalFault: nothing was written, or not within COMMIT_TIMEOUT_S.
 
         """
-        entry = _Entry(job, size_bytes, cast("Callable[[Any], None] | None", on_commit), on_fail, anyio.Event())
+        if self._closed:
+            raise LocalFault(f"{self._path} takes no writes any more: the run was closed")
+        committed = cast("Callable[[Any], None] | None", on_commit)
+        entry = _Entry(job, size_bytes, committed, on_fail, anyio.Event(), anyio.current_time())
         self._queue.append(entry)
         self.pending_bytes += size_bytes
         self._wake.set()
-        with anyio.move_on_after(COMMIT_TIMEOUT_S):
-            await entry.done.wait()
-            if entry.error is not None:
-                raise entry.error
-            return cast(T, entry.result)
-        raise LocalFault(f"{self._path} took no write for {COMMIT_TIMEOUT_S:.0f} s; check the disk")
+        await entry.done.wait()
+        if entry.error is not None:
+            raise entry.error
+        return cast(T, entry.result)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """Commit for the length of the block; what is queued at its end is still written."""
         async with background_tasks() as tasks:
             tasks.start_soon(self._run)
+            tasks.start_soon(self._watch)
             try:
                 yield
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._round()
+                    while self._queue:  # Came while that was written.
+                        await self._round()
+                    self._closed = True
 
     async def _run(self) -> None:
         while True:
@@ -122,9 +133,22 @@ class Committer:
             with anyio.CancelScope(shield=True):
                 await self._round()
 
+    async def _watch(self) -> None:
+        # One task for all: a deadline of its own for each entry would cost as much as its statements.
+        while True:
+            await anyio.sleep(_WATCH_S)
+            latest = anyio.current_time() - COMMIT_TIMEOUT_S
+            for entry in (*self._batch, *self._queue):
+                if entry.queued_at < latest and not entry.done.is_set():
+                    # It stays in line: if the disk comes back, `on_commit` or `on_fail` is still called.
+                    text = f"{self._path} took no write for {COMMIT_TIMEOUT_S:.0f} s; check the disk"
+                    entry.error = LocalFault(text)
+                    entry.done.set()
+
     async def _round(self) -> None:
         async with self._lock:
             batch, self._queue = self._queue, []
+            self._batch = batch
             error: LocalFault | None = None
             try:
                 self._write(batch)

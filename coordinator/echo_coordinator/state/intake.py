@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from echo_coordinator.state import rows
 from echo_coordinator.state.committer import Committer
 from echo_coordinator.state.counters import STRANGERS, TOTAL, Counters
@@ -119,7 +121,7 @@ class Intake:
         self._count(peer, plan.counted, 1)
         self._charge_replay(peer, len(plan.repeats))
         self._on_dropped(plan.dropped)
-        verdicts = tuple(map(_verdict, trajectories, judgements))
+        verdicts = _verdicts(trajectories, judgements)
         if not await self._store(peer, plan, len(raw)):
             return Busy(retry_after_s=FAULT_RETRY_S if self.fault else BUSY_RETRY_S)
         if plan.forgettable:
@@ -269,14 +271,20 @@ def _undo(group: Group, lease: LiveLease, member: int) -> None:
         slot.lease_id = lease.lease_id if held else None
 
 
-def _verdict(trajectory: Trajectory, judgement: Judgement) -> Verdict:
-    # On the hot path: pydantic checks a map in a fifth of the time in which it makes an object unchecked.
-    return Verdict.model_validate(
-        {
-            "lease_id": trajectory.lease_id,
-            "group_id": trajectory.group_id,
-            "member": trajectory.member,
-            "reason": judgement.reason,
-            "detail": judgement.detail,
-        }
+_VERDICTS: TypeAdapter[tuple[Verdict, ...]] = TypeAdapter(tuple[Verdict, ...])
+
+
+def _verdicts(trajectories: tuple[Trajectory, ...], judgements: list[Judgement]) -> tuple[Verdict, ...]:
+    # On the hot path: pydantic checks maps in a fifth of the time in which it makes objects unchecked.
+    return _VERDICTS.validate_python(
+        tuple(
+            {
+                "lease_id": trajectory.lease_id,
+                "group_id": trajectory.group_id,
+                "member": trajectory.member,
+                "reason": judgement.reason,
+                "detail": judgement.detail,
+            }
+            for trajectory, judgement in zip(trajectories, judgements, strict=True)
+        )
     )

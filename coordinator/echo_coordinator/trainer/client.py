@@ -158,7 +158,7 @@ class TrainerClient:
         await end_process(self._process)
 
     async def _send(self, message: dict[str, Any]) -> None:
-        body = codec.encode(message)
+        body = codec.encode(message, canonical=False)
         data = memoryview(_LENGTH.pack(len(body)) + body)
         try:
             while data:
