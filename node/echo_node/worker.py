@@ -91,8 +91,12 @@ class Worker:
         """Completion tokens made since the start."""
         self.started = anyio.Event()
         """Set once a backend runs."""
-        self.report: BackendReport | None = None
-        """Of the backend that runs or ran last."""
+        self._last_report: BackendReport | None = None
+
+    @property
+    def report(self) -> BackendReport | None:
+        """Of the backend that runs, or ran last. Its precision may change with a load: a GGUF file brings its own."""
+        return self._last_report if self._sampler is None else self._sampler.report
 
     @property
     def loaded(self) -> int | None:
@@ -178,7 +182,7 @@ class Worker:
     @asynccontextmanager
     async def _started(self) -> AsyncGenerator[Sampler]:
         async with self._open_backend() as backend:
-            self.report = backend.report
+            self._last_report = backend.report
             self.started.set()
             self._sampler = Sampler(
                 backend=backend,
@@ -194,7 +198,7 @@ class Worker:
             try:
                 yield self._sampler
             finally:
-                self._sampler = None
+                self._last_report, self._sampler = backend.report, None
 
     def _on_finished(self, done: Finished) -> None:
         count = len(done.completion.token_ids)

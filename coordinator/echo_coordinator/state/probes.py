@@ -180,6 +180,9 @@ class Probes:
             detail = "no such probe is out with this process"
             return ProbeReply(probe=None, verdict=ProbeVerdict.UNKNOWN_PROBE, detail=detail)
         standing.probe_id = None
+        if not answer.refusal and answer.policy.backend == backend.backend:
+            # A GGUF file's precision is known only once it is loaded, which a hello comes before.
+            backend = node.backend = backend.model_copy(update={"precision": answer.policy.precision})
         judgement = self._judge(node.peer, backend, answer, standing)
         await self._follow(node, standing, backend, answer, judgement, now)
         return ProbeReply(probe=None, verdict=judgement.verdict, detail=judgement.detail[:1024])
@@ -188,8 +191,8 @@ class Probes:
         policy, version = answer.policy, answer.policy.oldest_version
         if answer.refusal:
             return ProbeJudgement(verdict=ProbeVerdict.NOT_MEASURED, detail=answer.refusal)
-        if (policy.backend, policy.precision) != (backend.backend, backend.precision):
-            return _malformed("it names another backend or precision than its process did when it joined")
+        if policy.backend != backend.backend:
+            return _malformed("it names another backend than its process did when it joined")
         if policy.newest_version != version or policy.artifact_digest not in self._core.artifacts.get(version, ()):
             return _malformed("it names no file that was published for one version")
         if version < standing.oldest or version not in self._references:

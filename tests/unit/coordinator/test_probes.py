@@ -169,7 +169,6 @@ async def test_being_set_aside_outlives_a_restart_of_either_side(open_state: Ope
         {"artifact_digest": bytes(32).replace(b"\0", b"\1")},
         {"newest_version": 1},
         {"backend": "torch"},
-        {"precision": "q4_0"},
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
@@ -250,6 +249,25 @@ async def test_a_class_that_is_further_off_than_usual_is_worth_a_warning_and_not
         assert (reply.verdict, run.state.probes.bars(node.peer)) == (ProbeVerdict.MATCHES, False)
         (warning,) = run.state.warnings()
         assert warning.startswith("scripted in q8_0 is 0.2 nats a token from the trainer at version 0, usual are up to")
+
+
+async def test_a_precision_that_a_node_learns_by_loading_counts_from_its_first_answer_on(open_state: OpenRun) -> None:
+    """llama.cpp's is that of a file which a node has not chosen yet when it says hello."""
+    async with open_state() as run:
+        await begin(run)
+        node = join(run, "peer", precision="gguf")
+        probe = issue(run, node)
+        refusal = {"logprobs": array("f"), "refusal": "not now", "precision": "q4_0"}
+        assert (await answer(run, "peer", node, probe.probe_id, **refusal)).verdict is ProbeVerdict.NOT_MEASURED
+        assert node.backend is not None and node.backend.precision == "gguf"
+        node = join(run, "peer", precision="gguf", instance=1)
+        reply = await answer(run, "peer", node, issue(run, node).probe_id, logprobs=values(0, 0.2), precision="q8_0")
+        assert (reply.verdict, run.state.probes.bars(node.peer)) == (ProbeVerdict.MATCHES, False)
+        assert list(run.state.probes.classes.records) == [("scripted", "q8_0")]
+        # What is allowed is what that precision may have, not what any unknown one may.
+        node = join(run, "peer", precision="gguf", instance=2)
+        reply = await answer(run, "peer", node, issue(run, node).probe_id, logprobs=values(0, 0.2), precision="f32")
+        assert reply.verdict is ProbeVerdict.FAR
 
 
 async def test_references_are_kept_for_the_newest_versions_alone(open_state: OpenRun) -> None:
