@@ -16,7 +16,7 @@ from echo_swarm.errors import BackendFailed, SettingsError
 pytestmark = pytest.mark.anyio
 
 VERIFIER = '''
-import os, time
+import os, pathlib, signal, time
 from echo_coordinator.environments.base import Prompt, PromptSkipped, Unscorable
 
 class Counting:
@@ -25,6 +25,13 @@ class Counting:
     def __init__(self, argument, settings):
         if argument == "broken":
             raise RuntimeError("no such device")
+        if argument == "stopped":
+            marker = pathlib.Path(settings["folder"]) / "opened before"
+            if marker.exists():
+                time.sleep(settings["opens_in_s"])
+                return
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def size(self, split):
         return 8 if split == "eval" else None
@@ -138,6 +145,31 @@ async def test_a_scorer_that_was_stopped_while_it_made_prompts_is_replaced_and_n
         assert pool.replaced == 1 and pool.held_up() == ""
     assert [prompt.index for prompt in prompts] == list(range(4, 12)) and not pool.skipped
     assert not psutil.pid_exists(before)
+
+
+async def test_a_scorer_that_was_stopped_while_it_opened_is_replaced_and_one_that_takes_long_is_not(
+    model: Path, counting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("echo_coordinator.scoring.pool.QUIET_S", 5.0)
+    monkeypatch.setattr("echo_coordinator.scoring.pool.START_TRIES", 10)
+    given = {"folder": str(tmp_path), "opens_in_s": 6.0}
+    stopped = settings(model, f"{counting}:stopped", environment_settings=given)
+    with anyio.fail_after(110):
+        async with open_pool(stopped, log_dir=tmp_path / "logs") as pool:
+            assert rewards(await pool.score([completion(4, "5")])) == [1.0]
+
+
+async def test_an_opening_without_end_is_given_up(
+    model: Path, counting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("echo_coordinator.scoring.pool.OPEN_S", 2.0)
+    monkeypatch.setattr("echo_coordinator.scoring.pool.START_TRIES", 1)
+    (tmp_path / "opened before").touch()
+    given = {"folder": str(tmp_path), "opens_in_s": 600}
+    endless = settings(model, f"{counting}:stopped", environment_settings=given)
+    with pytest.raises(BackendFailed, match="scorer 0 took longer than 2 s to open counting:stopped"):
+        async with open_pool(endless, log_dir=tmp_path / "logs"):
+            pytest.fail("opened")
 
 
 async def test_a_prompt_that_takes_long_is_told(

@@ -38,6 +38,9 @@ START_TRIES = 3
 RESTART_PAUSE_S = 0.2
 OPEN_S = 120.0
 """For importing libraries and reading a data set."""
+QUIET_S = 20.0
+"""An opening child says every second that it is at it, and before the first time loads an interpreter. One that is
+silent for this long was stopped, or its libraries are stuck."""
 PROMPTS_AT_ONCE = 64
 PROMPT_TRIES = 2
 LOST_PROMPTS = 3
@@ -208,10 +211,18 @@ class ScorerPool:
                 "max_prompt_tokens": settings.max_prompt_tokens,
             }
         )
-        reply = _checked(await child.receive(timeout_s=OPEN_S))
+        reply = await self._first_answer(child)
         end_token_ids = tuple(reply.pop("end_token_ids"))
         reply.pop("op")
         self.opened = Opened(**reply, end_token_ids=end_token_ids)
+
+    async def _first_answer(self, child: Child) -> dict[str, Any]:
+        """Wait for a child to open. Raises BackendFailed when it falls silent, or says for OPEN_S that it is at it."""
+        with anyio.move_on_after(OPEN_S):
+            while (reply := _checked(await child.receive(timeout_s=QUIET_S)))["op"] == "opening":
+                pass
+            return reply
+        raise BackendFailed(f"{child.name} took longer than {OPEN_S:g} s to open {self.settings.environment}")
 
     async def _work(self, child: Child, job: Job | None) -> Job | None:
         """Run jobs, `job` first. Return when the child must be replaced, with the job that it left unfinished."""

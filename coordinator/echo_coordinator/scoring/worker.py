@@ -1,6 +1,7 @@
 """The scorer child: one environment and one tokenizer, behind frames. Run as `python -m` this module by `pool`.
 
-    open     model_dir, environment, settings, max_prompt_tokens   → opened   eval_size, train_size, end_token_ids, …
+    open     model_dir, environment, settings, max_prompt_tokens   → opening  every second until it is done
+                                                                   → opened   eval_size, train_size, end_token_ids, …
     prompts  split, start, count                                   → made     one frame an index, in order: index, and
                                                                               prompt_ids, text, or reason (left out)
                                                                    → end      after the last
@@ -16,13 +17,15 @@ no place for a claim of the worker that sampled: text is made from ids here, and
 import logging
 import math
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from echo_coordinator.environments.base import Environment, PromptSkipped, Split, Unscorable
 from echo_coordinator.environments.registry import open_environment
-from echo_coordinator.model_folder import read_facts
+from echo_coordinator.model_folder import ModelFacts, read_facts
 from echo_coordinator.scoring.tokenizer import PromptTokenizer
 from echo_swarm import codec
 from echo_swarm.children import claim_pipes, die_with_parent, read_frame, write_frame
@@ -30,6 +33,7 @@ from echo_swarm.errors import EchoError, SettingsError
 
 ROUNDING = 1e-6
 """Rewards outside [0, 1] by no more than this are rounding errors and are clipped; others are refused."""
+BEAT_S = 1.0
 MAX_LOGGED = 100
 """Failures of the verifier that a child writes down with their tracebacks."""
 MAX_TEXT_CHARS = 4_000
@@ -55,6 +59,18 @@ class Worker:
             self._reply("error", text=str(e), settings=isinstance(e, SettingsError))
 
     def _open(self, message: dict[str, Any]) -> None:
+        with self._beating():
+            environment, tokenizer, facts = self._load(message)
+        self._reply(
+            "opened",
+            eval_size=environment.size(Split.EVAL),
+            train_size=environment.size(Split.TRAIN),
+            end_token_ids=list(facts.end_token_ids),
+            vocabulary_size=facts.vocabulary_size,
+            has_chat_template=tokenizer.has_chat_template,
+        )
+
+    def _load(self, message: dict[str, Any]) -> tuple[Environment, PromptTokenizer, ModelFacts]:
         model_dir = Path(message["model_dir"])
         facts = read_facts(model_dir)
         tokenizer = PromptTokenizer(model_dir, facts.end_token_ids)
@@ -64,14 +80,26 @@ class Worker:
         # Environments do some of their reading at the first prompt, which would count against that prompt's deadline.
         with suppress(PromptSkipped, IndexError):
             environment.prompt(Split.TRAIN, 0)
-        self._reply(
-            "opened",
-            eval_size=environment.size(Split.EVAL),
-            train_size=environment.size(Split.TRAIN),
-            end_token_ids=list(facts.end_token_ids),
-            vocabulary_size=facts.vocabulary_size,
-            has_chat_template=tokenizer.has_chat_template,
-        )
+        return environment, tokenizer, facts
+
+    @contextmanager
+    def _beating(self) -> Generator[None]:
+        """Say every second that opening goes on: how long a data set takes is anybody's guess, a stop is not."""
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(BEAT_S):
+                self._reply("opening")
+
+        thread = threading.Thread(target=beat, name="beat", daemon=True)
+        self._reply("opening")
+        thread.start()
+        try:
+            yield
+        finally:
+            # The writer is the main thread's again.
+            done.set()
+            thread.join()
 
     def _prompts(self, message: dict[str, Any]) -> None:
         environment, _ = self._opened()
