@@ -36,6 +36,8 @@ class ArtifactKind(StrEnum):
 
 ADAPTER_KINDS = (ArtifactKind.LORA, ArtifactKind.LORA_GGUF)
 """Files that make a model only together with the base that `Artifact.base_digest` names."""
+DELTA_TARGETS = (ArtifactKind.SAFETENSORS, ArtifactKind.GGUF)
+"""Files that may also travel as their difference from the version before."""
 
 _FILE_NAMES = {
     ArtifactKind.SAFETENSORS: "model.safetensors",
@@ -52,7 +54,11 @@ GGUF_PRECISIONS = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
 def artifact_file_name(kind: ArtifactKind, precision: str) -> str:
     """Return an artifact's name inside a version's folder: one of a fixed set, whatever a message says."""
-    return f"model-{precision}.gguf" if kind is ArtifactKind.GGUF and precision in GGUF_PRECISIONS else kind.file_name
+    if precision in GGUF_PRECISIONS and kind is ArtifactKind.GGUF:
+        return f"model-{precision}.gguf"
+    if precision in GGUF_PRECISIONS and kind is ArtifactKind.DELTA:
+        return f"delta-{precision}.bin"
+    return kind.file_name
 
 
 class Artifact(Message):
@@ -71,6 +77,10 @@ class Artifact(Message):
     """For safetensors and lora: `checkpoint.safetensors_file.layout_digest`; binds names, types, shapes. Else zeros."""
     base_digest: Digest | None = None
     """For deltas and adapters: the artifact this one applies to; for adapters the safetensors one of BASE_VERSION."""
+    base_version: U63 | None = None
+    """For deltas: the version that has the base."""
+    target_digest: Digest | None = None
+    """For deltas: the artifact of the same version that this one makes of the base. It has the same precision."""
 
     @model_validator(mode="after")
     def _pieces_fit(self) -> "Artifact":

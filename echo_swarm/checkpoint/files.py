@@ -111,6 +111,17 @@ def read_file(path: Path, limit_bytes: int) -> bytes | None:
     return data if 0 < len(data) <= limit_bytes else None
 
 
+def read_range(path: Path, offset: int, length: int) -> bytes | None:
+    """Return `length` bytes from `offset`; None when the file is gone or shorter."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            data = file.read(length)
+    except OSError:
+        return None
+    return data if len(data) == length else None
+
+
 def size_of(path: Path) -> int | None:
     """Return a file's length in bytes; None when there is no such file."""
     try:

@@ -18,13 +18,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo_swarm.checkpoint.files import allocated_bytes, free_bytes, publish_file, remove_file, size_of
+from echo_swarm.checkpoint.files import allocated_bytes, free_bytes, publish_file, read_range, remove_file, size_of
 from echo_swarm.checkpoint.partial import PartialArtifact, file_digest, journal_of
 from echo_swarm.checkpoint.pieces import PieceMap
 from echo_swarm.checkpoint.retention import HeldVersion, versions_to_delete, versions_to_evict
 from echo_swarm.checkpoint.shelf import ManifestShelf
 from echo_swarm.errors import LocalFault, StorageFull
-from echo_swarm.manifest import Artifact, ArtifactKind, sha256
+from echo_swarm.manifest import ADAPTER_KINDS, Artifact, ArtifactKind, sha256
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +253,9 @@ class VersionStore(ManifestShelf):
         return [
             HeldVersion(
                 version=version,
-                complete=any(self._whole_path(version, a) for a in signed.message.artifacts),
+                complete=any(
+                    self._whole_path(version, a) for a in signed.message.artifacts if a.kind is not ArtifactKind.DELTA
+                ),
                 size_bytes=sum(size_of(path) or 0 for path in self.version_folder(version).glob("*")),
                 in_use=version in in_use,
             )
@@ -263,7 +265,7 @@ class VersionStore(ManifestShelf):
     def _base_versions(self) -> set[int]:
         """Return the versions with a model that an adapter here applies to: without it the adapter is worth nothing."""
         artifacts = self._artifacts()
-        bases = {artifact.base_digest for _, artifact in artifacts}
+        bases = {artifact.base_digest for _, artifact in artifacts if artifact.kind in ADAPTER_KINDS}
         return {version for version, artifact in artifacts if artifact.digest in bases}
 
     def _delete(self, version: int) -> bool:
@@ -320,17 +322,6 @@ class VersionStore(ManifestShelf):
             journal = path.with_name(f"{path.name}.pieces")
             journal.write_bytes(journal_of(artifact, PieceMap.full(artifact.piece_count)))
             publish_file(path, path.with_name(f"{path.name}.part"))
-
-
-def read_range(path: Path, offset: int, length: int) -> bytes | None:
-    """Return `length` bytes from `offset`; None when the file is gone or shorter."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(offset)
-            data = file.read(length)
-    except OSError:
-        return None
-    return data if len(data) == length else None
 
 
 def _mb(size_bytes: int) -> str:

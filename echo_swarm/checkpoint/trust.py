@@ -25,7 +25,15 @@ from collections.abc import Iterable
 
 from echo_swarm.envelope import Signed, unseal
 from echo_swarm.errors import MalformedMessage, PeerFault, Untrusted
-from echo_swarm.manifest import ADAPTER_KINDS, MANIFEST_LIMITS, ArtifactKind, CheckpointManifest, RunManifest
+from echo_swarm.manifest import (
+    ADAPTER_KINDS,
+    DELTA_TARGETS,
+    MANIFEST_LIMITS,
+    Artifact,
+    ArtifactKind,
+    CheckpointManifest,
+    RunManifest,
+)
 
 _OVER_A_BASE = (*ADAPTER_KINDS, ArtifactKind.DELTA)
 
@@ -124,7 +132,24 @@ class TrustedHead:
                 raise MalformedMessage(
                     f"version {signed.message.policy_version} has a file of kind {artifact.kind.value} with {wrong}"
                 )
+        for delta in signed.message.artifacts:
+            _check_delta(signed.message, delta)
         return signed
+
+
+def _check_delta(manifest: CheckpointManifest, delta: Artifact) -> None:
+    """Only a delta has a target, in its own version, and a base in an earlier one."""
+    fields = (delta.target_digest, delta.base_version)
+    if delta.kind is not ArtifactKind.DELTA:
+        fits = fields == (None, None)
+    else:
+        target = next((a for a in manifest.artifacts if a.digest == delta.target_digest), None)
+        fits = target is not None and target.kind in DELTA_TARGETS and target.precision == delta.precision
+        fits = fits and delta.base_version is not None and delta.base_version < manifest.policy_version
+    if not fits:
+        raise MalformedMessage(
+            f"version {manifest.policy_version} has a {delta.kind.value} with a wrong base or target"
+        )
 
 
 def check_run_manifest(raw: bytes, *, run_id: str, publisher_key: bytes) -> Signed[RunManifest]:

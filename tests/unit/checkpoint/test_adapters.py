@@ -23,8 +23,8 @@ def fill_run(run, store, versions):
     """Version 0 has the base; each later one is an adapter that names it."""
     base = run.fill(store, 0, run.data(100)).message.artifacts[0]
     for version in range(1, versions):
-        adapter = run.artifact(run.data(version, 1), GGUF, base_digest=base.digest)
-        # Its kind does not matter to a store; GGUF spares a real file.
+        # Whose content a store does not check, so that it need not be a real adapter.
+        adapter = run.artifact(run.data(version, 1), ArtifactKind.LORA_GGUF, base_digest=base.digest)
         signed = run.signed(version, adapter)
         store.add(signed)
         partial = store.open_partial(version, adapter)
@@ -47,7 +47,7 @@ def test_a_quota_evicts_adapters_and_never_their_base(run, tmp_path):
     store = VersionStore(tmp_path, run.run_id)
     fill_run(run, store, 4)
     small = VersionStore(tmp_path, run.run_id, quota_bytes=store.used_bytes())
-    newest = run.artifact(run.data(9, 1), GGUF, base_digest=base_of(run).digest)
+    newest = run.artifact(run.data(9, 1), ArtifactKind.LORA_GGUF, base_digest=base_of(run).digest)
     small.add(run.signed(9, newest))
     small.close_partial(small.open_partial(9, newest))
     assert small.versions()[0] == 0 and 1 not in small.versions() and 9 in small.versions()
