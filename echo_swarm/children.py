@@ -1,8 +1,9 @@
 """Child processes that can crash, hang or hold a device without hurting their parent.
 
 A child is `python -m <module>`; parent and child exchange frames over the child's stdin and stdout: a 4-byte
-little-endian length and a msgpack map. The child's stderr goes to a log file. A child ends when its stdin does, and
-dies with its parent even when it is busy: it asks the kernel for that (Linux under asyncio) or watches its parent.
+little-endian length and a msgpack map. The child's stderr goes to a log file (`child_log`). A child ends when its stdin
+does, and dies with its parent even when it is busy: it asks the kernel for that (Linux under asyncio) or watches its
+parent.
 """
 
 import asyncio
@@ -25,14 +26,12 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from echo_swarm import codec
+from echo_swarm.child_log import bound_log, log_variables, open_log
 from echo_swarm.codec import Limits
 from echo_swarm.errors import BackendFailed, MalformedMessage
 
 FRAME_LIMITS = Limits(max_bytes=256 << 20, max_items=1 << 20, max_depth=16)
 """Our own children are trusted not to be hostile; the limit catches a stray print into the pipe."""
-
-MAX_LOG_BYTES = 10_000_000
-"""A child that starts with a longer log begins a new one."""
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_PID = "ECHO_PARENT_PID"
@@ -108,13 +107,6 @@ class Child:
         return BackendFailed(f"{self.name} {how}{f': {last}' if last else ''} (log: {self.log_path})")
 
 
-def _keep_small(log_path: Path) -> None:
-    """Put a log that has grown large aside, in place of the one put aside before."""
-    with contextlib.suppress(OSError):
-        if log_path.stat().st_size > MAX_LOG_BYTES:
-            log_path.replace(log_path.with_name(f"{log_path.name}.1"))
-
-
 @asynccontextmanager
 async def start_child(
     module: str,
@@ -135,9 +127,7 @@ async def start_child(
         BackendFailed: it cannot be started.
 
     """
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    _keep_small(log_path)
-    with log_path.open("ab", buffering=0) as log:
+    with open_log(log_path) as log:
         process: Process | None = None
         try:
             # A cancellation in the middle would leave behind a process that nobody owns.
@@ -148,7 +138,7 @@ async def start_child(
                     stdout=PIPE,
                     stderr=log,
                     start_new_session=True,
-                    env={**os.environ, **_parent_variables(), **(environment or {})},
+                    env={**os.environ, **_parent_variables(), **log_variables(log_path), **(environment or {})},
                 )
         except OSError as e:
             raise BackendFailed(f"cannot start {name}: {e}") from e
@@ -219,7 +209,7 @@ def last_line(path: Path, *, limit_bytes: int = 4096) -> str:
 
 
 def die_with_parent() -> None:
-    """End this process when its parent does, however that ends. Call first thing in a child.
+    """End this process when its parent does, however that ends, and bound its log. Call first thing in a child.
 
     A grandchild has to call it too: a child that is killed this way cannot end its own children first.
     """
@@ -233,6 +223,7 @@ def die_with_parent() -> None:
     if os.name == "posix" and os.getppid() != parent:
         # The parent died before the request above took hold.
         os._exit(0)
+    bound_log()
 
 
 def _watch(parent: int) -> None:

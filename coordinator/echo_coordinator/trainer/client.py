@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
-from typing import Any, BinaryIO
+from typing import Any
 
 import anyio
 from anyio.abc import Process
@@ -27,6 +27,7 @@ from anyio.abc import Process
 from echo_coordinator.trainer.probe_job import ProbeJob, ProbeValues, pack_job, unpack_values
 from echo_coordinator.trainer.settings import TrainerConfig
 from echo_swarm import codec
+from echo_swarm.child_log import log_variables, open_log
 from echo_swarm.children import FRAME_LIMITS, describe_exit, last_line
 from echo_swarm.errors import BackendFailed, MalformedMessage
 
@@ -258,14 +259,9 @@ def _write_config(config: TrainerConfig, run_dir: Path) -> Path:
     return path
 
 
-def _open_log(path: Path) -> BinaryIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("ab", buffering=0)
-
-
 async def _spawn(config_path: Path, socket_path: str, log_path: Path) -> Process:
     command = [sys.executable, "-m", "echo_coordinator.trainer.launch"]
-    with _open_log(log_path) as log:
+    with open_log(log_path) as log:
         try:
             return await anyio.open_process(
                 [*command, "--config", str(config_path), "--socket", socket_path],
@@ -273,7 +269,7 @@ async def _spawn(config_path: Path, socket_path: str, log_path: Path) -> Process
                 stdout=log,
                 stderr=STDOUT,
                 start_new_session=True,
-                env={**os.environ, "ECHO_PARENT_PID": str(os.getpid())},
+                env={**os.environ, "ECHO_PARENT_PID": str(os.getpid()), **log_variables(log_path)},
             )
         except OSError as e:
             raise BackendFailed(f"cannot start the trainer: {e}") from e

@@ -30,6 +30,17 @@ def chatty() -> None:
         children.write_frame(writer, message)
 
 
+def noisy() -> None:
+    """Write numbered lines to stderr, from `start` to `stop` of each frame; a grandchild writes the last one."""
+    reader, writer = children.claim_pipes()
+    while (message := children.read_frame(reader)) is not None:
+        last = message["stop"] - 1
+        for line in range(message["start"], last, 100):
+            os.write(2, b"".join(b"%09d\n" % i for i in range(line, min(line + 100, last))))
+        subprocess.run(["sh", "-c", f"printf '%09d\\n' {last} >&2"], check=True)
+        children.write_frame(writer, {"last": last})
+
+
 def print_first() -> None:
     """Print before the pipes are claimed."""
     print("hello from an import", flush=True)

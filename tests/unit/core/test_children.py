@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from echo_swarm import codec
-from echo_swarm.children import MAX_LOG_BYTES, Child, describe_exit, last_line, start_child
+from echo_swarm.child_log import MAX_LOG_BYTES, put_aside
+from echo_swarm.children import Child, describe_exit, last_line, start_child
 from echo_swarm.errors import BackendFailed
 
 pytestmark = pytest.mark.anyio
@@ -213,3 +214,29 @@ async def test_a_log_that_has_grown_large_is_put_aside_when_the_child_starts(tmp
     async with program("echo", tmp_path):
         assert log.stat().st_size < MAX_LOG_BYTES
         assert log.with_name("echo.log.1").stat().st_size == MAX_LOG_BYTES + 1
+
+
+async def test_a_log_that_grows_while_the_child_runs_is_put_aside_again_and_again(tmp_path: Path):
+    """What is kept is the end of what was written, in order, whichever process of the family wrote it."""
+    log, lines = tmp_path / "logs" / "noisy.log", 600_000
+    async with program("noisy", tmp_path) as child:
+        for part in range(4):
+            await child.send({"start": part * lines, "stop": (part + 1) * lines})
+            await child.receive(timeout_s=PATIENCE_S)
+            await until(lambda: log.stat().st_size <= MAX_LOG_BYTES)
+    kept = [int(line) for line in (log.with_name("noisy.log.1").read_text() + log.read_text()).split()]
+    assert kept == sorted(kept) and kept[-1] == 4 * lines - 1 and lines <= len(kept) < 4 * lines
+    assert {path.name for path in log.parent.iterdir()} == {"noisy.log", "noisy.log.1"}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_log_of_another_file_is_left_alone_and_one_that_cannot_be_copied_is_emptied(tmp_path: Path):
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for path in (mine, other):
+        path.write_bytes(bytes(100))
+    with mine.open("ab") as file:
+        assert not put_aside(other, file.fileno(), 50) and not put_aside(mine, file.fileno(), 100)
+        (tmp_path / "mine.1").mkdir()
+        with pytest.raises(OSError, match=r"mine\.1"):
+            put_aside(mine, file.fileno(), 50)
+    assert (mine.stat().st_size, other.stat().st_size) == (0, 100)
