@@ -16,7 +16,8 @@ call's result does not depend on when other calls came.
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import signature
 from itertools import islice
@@ -117,18 +118,20 @@ class TorchEngine:
     def step(self) -> list[Outcome]:
         """Advance all rows by one token, seat newcomers, and return what finished (see `Engine.step`)."""
         try:
-            with torch.inference_mode():
+            with _naming_exhaustion(), torch.inference_mode():
                 logits = self._decode()
                 logits += [state.logits.unsqueeze(0) for state in self._seat()]
                 return self._advance(logits[0] if len(logits) == 1 else torch.cat(logits)) if logits else []
         except OutOfMemory as e:
-            return self._shrink(e)
+            reason = str(e)
+        # Outside the handler: the exception's frames hold tensors of this step.
+        return self._shrink(reason)
 
     def score(self, request: ScoreRequest) -> list["array[float]"]:
         """Return the log-probabilities of given completions, one forward pass each (see `ScoringEngine.score`)."""
         found: list[array[float]] = []
         try:
-            with torch.inference_mode():
+            with _naming_exhaustion(), torch.inference_mode():
                 for prompt, completion in request.items:
                     # The last token predicts nothing that is asked for.
                     ids = torch.tensor([[*prompt, *completion[:-1]]], device=self.device)
@@ -189,9 +192,10 @@ class TorchEngine:
         while len(self._rows) < self.batch and self._queue.waiting and self._may_join(self._queue.waiting[0]):
             head = self._queue.waiting[0]
             prompt = self._queue.prompts.get(head.request.prompt_ids) or self._prefill()
+            # First: the cache grows here, and a request that was taken off the queue before that would be lost.
+            self._cache.add(prompt)
             self._queue.waiting.popleft()
             self._running_call = head.call
-            self._cache.add(prompt)
             self._rows.append(Row.start(head.request, head.call))
             seated.append(prompt)
         if seated:
@@ -240,17 +244,9 @@ class TorchEngine:
 
     def _forward(self, ids: torch.Tensor, cache: Any, **arguments: Any) -> torch.Tensor:
         assert self._policy is not None
-        try:
-            self._before_forward(ids.shape[0])
-            arguments[self._cache_argument] = cache
-            logits = self._model(input_ids=ids, use_cache=True, **arguments).logits
-        except (torch.OutOfMemoryError, MemoryError) as e:
-            raise OutOfMemory(str(e).partition("\n")[0][:300]) from e
-        except RuntimeError as e:
-            # The CPU allocator has no error type of its own.
-            if "not enough memory" not in str(e) and "can't allocate" not in str(e):
-                raise
-            raise OutOfMemory(str(e).partition("\n")[0][:300]) from e
+        self._before_forward(ids.shape[0])
+        arguments[self._cache_argument] = cache
+        logits = self._model(input_ids=ids, use_cache=True, **arguments).logits
         # Rows beyond the vocabulary are padding of the embedding; cut off, they cannot be sampled.
         return logits[..., : self._policy.vocabulary_size]
 
@@ -272,7 +268,7 @@ class TorchEngine:
             self._rows.pop()
         return outcomes
 
-    def _shrink(self, error: OutOfMemory) -> list[Outcome]:
+    def _shrink(self, reason: str) -> list[Outcome]:
         """Halve the batch and start its rows over later; a request that does not fit alone fails."""
         rows, self._rows = self._rows, []
         self._queue.prompts.clear()
@@ -285,7 +281,21 @@ class TorchEngine:
             self.batch //= 2
             return []
         lost = self._queue.waiting.popleft().request
-        return [FailedRequest(request_id=lost.request_id, code=FailureCode.OUT_OF_MEMORY, reason=str(error))]
+        return [FailedRequest(request_id=lost.request_id, code=FailureCode.OUT_OF_MEMORY, reason=reason)]
+
+
+@contextmanager
+def _naming_exhaustion() -> Generator[None]:
+    """Turn every way in which an allocation fails into OutOfMemory."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as e:
+        raise OutOfMemory(str(e).partition("\n")[0][:300]) from e
+    except RuntimeError as e:
+        # The CPU allocator has no error type of its own.
+        if "not enough memory" not in str(e) and "can't allocate" not in str(e):
+            raise
+        raise OutOfMemory(str(e).partition("\n")[0][:300]) from e
 
 
 def _device(name: str) -> torch.device:

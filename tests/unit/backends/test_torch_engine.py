@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from echo_node.backends.base import Completion, FailedRequest, FailureCode, GenerationRequest, LoadRefused, Outcome
 from echo_node.backends.conductor import Conductor
+from echo_node.backends.kv_cache import RowCache
 from echo_node.backends.options import TorchOptions
 from echo_node.backends.sampling import draw
 from echo_node.backends.torch_engine import TorchEngine
@@ -122,6 +123,29 @@ def test_running_out_of_memory_shrinks_the_batch_and_loses_nothing(tmp_path: Pat
     """Field case 51."""
     budget = Budget(rows=3)
     engine = make(tmp_path, budget=budget, batch=8)
+    asked = [request(i, prompt_ids=(1 + i, 2)) for i in range(12)]
+    engine.submit(asked)
+    outcomes = run(engine)
+    assert engine.report().batch == 2
+    expected = {one.request_id: plain_completion(one) for one in asked}
+    assert {o.request_id: o.token_ids.tolist() for o in outcomes if isinstance(o, Completion)} == expected
+
+
+class CrampedCache(RowCache):
+    """Room for the keys and values of so many rows."""
+
+    rows = 3
+
+    def _reserve(self, rows: int, columns: int) -> None:
+        if rows > self.rows:
+            raise torch.OutOfMemoryError(f"tried to allocate {rows} rows")
+        super()._reserve(rows, columns)
+
+
+def test_a_cache_that_cannot_grow_shrinks_the_batch_and_loses_nothing(tmp_path: Path) -> None:
+    """On a GPU, most allocations fail there: the cache grows by copying."""
+    engine = make(tmp_path, batch=8)
+    engine._cache = CrampedCache()
     asked = [request(i, prompt_ids=(1 + i, 2)) for i in range(12)]
     engine.submit(asked)
     outcomes = run(engine)
