@@ -86,7 +86,8 @@ class VllmOptions(EngineOptions):
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs that share the model."""
     memory: Annotated[float, Field(gt=0, le=0.98)] = 0.85
-    """Share of a GPU's memory that vLLM may take, weights included. On a CPU it takes what the batch needs."""
+    """Share of a GPU's memory that vLLM may take, weights included; less where less is free. On a CPU it takes what the
+    batch needs."""
     eager: bool | None = None
     """Without compilation and CUDA graphs. None: on a CPU, where compiling takes minutes and brings little."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0

@@ -31,9 +31,11 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from echo_node.backends.base import LoadRefused, OutOfMemory, PolicyFiles
+from echo_node.backends.gpu_memory import memory_share
 from echo_node.backends.options import VllmOptions
 from echo_node.backends.torch_lora import check_layers
 from echo_node.backends.torch_model import match_tensors, model_config
+from echo_node.machine import probe
 from echo_node.model_shape import ModelShape
 from echo_swarm.checkpoint.adapter_file import read_adapter
 from echo_swarm.errors import BackendFailed, MalformedMessage
@@ -195,6 +197,8 @@ def _arguments(policy: PolicyFiles, folder: Path, options: VllmOptions, device: 
         arguments["kv_cache_memory_bytes"] = cpu_cache_bytes(
             policy, batch, _WIDTH[device.precision], psutil.virtual_memory().available
         )
+    else:
+        arguments["gpu_memory_utilization"] = memory_share(options.memory, _gpu_memory(options.tensor_parallel))
     return EngineArgs(
         model=str(folder),
         skip_tokenizer_init=True,
@@ -208,12 +212,21 @@ def _arguments(policy: PolicyFiles, folder: Path, options: VllmOptions, device: 
         logprobs_mode="processed_logprobs",
         max_logprobs=1,
         enable_prefix_caching=True,
-        gpu_memory_utilization=options.memory,
         tensor_parallel_size=options.tensor_parallel,
         enforce_eager=device.eager,
         disable_log_stats=True,
         **arguments,
     )
+
+
+def _gpu_memory(count: int) -> list[tuple[int, int]]:
+    """Return free and total bytes of the GPUs that vLLM will use."""
+    if count > 1:
+        # Asked from here, torch would take some hundred MiB on each, which vLLM's workers then lack.
+        return [(gpu.free_bytes, gpu.total_bytes) for gpu in probe().gpus[:count]]
+    # What an engine before this one has given back, torch still keeps.
+    torch.cuda.empty_cache()
+    return [torch.cuda.mem_get_info()]
 
 
 def cpu_cache_bytes(policy: PolicyFiles, batch: int, width: int, available_bytes: int) -> int:
