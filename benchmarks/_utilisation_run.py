@@ -19,7 +19,7 @@ import anyio
 from echo_coordinator.coordinator import Coordinator
 from echo_coordinator.state.counters import DROPPED_GROUPS, DROPPED_SLOTS
 from echo_coordinator.state.groups import GroupState
-from echo_node.backends.base import Backend, GenerationRequest, Outcome, PolicyFiles, ScoreRequest, Scores
+from echo_node.backends.base import Backend, GenerationRequest, LoadTimes, Outcome, PolicyFiles, ScoreRequest, Scores
 from echo_node.backends.options import ScriptedOptions
 from echo_swarm.errors import EchoError
 from echo_swarm.work import BackendReport
@@ -108,11 +108,11 @@ class MeteredBackend:
             self.starved_place_s += (now - self._since) * max(0, self.report.batch - self._outstanding)
         self._since = now
 
-    async def load(self, policy: PolicyFiles) -> None:
+    async def load(self, policy: PolicyFiles) -> LoadTimes:
         self.account()
         self._loading += 1
         try:
-            await self._backend.load(policy)
+            return await self._backend.load(policy)
         finally:
             self.account()
             self._loading -= 1

@@ -111,6 +111,7 @@ class Fetcher:
         report = FetchReport(policy_version=version, size_bytes=artifact.size_bytes)
         await anyio.to_thread.run_sync(self._store.add, signed)
         path = await anyio.to_thread.run_sync(self._store.verify, version, artifact.kind, artifact.precision)
+        report.verify_s = anyio.current_time() - started_s
         if path is None:
             path = await self._download(version, artifact, sources, progress, report)
         report.path = path
@@ -142,7 +143,9 @@ class Fetcher:
                     on_piece=lambda peer, size: self._count(partial, peer, size, progress),
                 )
                 await download.run()
+                came_s = anyio.current_time()
                 path = await anyio.to_thread.run_sync(self._store.finish_partial, partial)
+                report.verify_s += anyio.current_time() - came_s
                 if path is not None:
                     return path
             raise LocalFault(f"{partial.part_path} reads back other bytes than were written; check the disk")

@@ -56,6 +56,8 @@ class FetchReport:
     liars: dict[PeerId, str] = field(default_factory=dict[PeerId, str])
     """Sources that sent something wrong, and what."""
     seconds: float = 0.0
+    verify_s: float = 0.0
+    """Of these, flushing the whole file to disk and hashing it; pieces are hashed as they come."""
 
 
 class SourcesExhausted(Unavailable):

@@ -49,6 +49,7 @@ from echo_node.prober import Prober
 from echo_node.pusher import Pusher
 from echo_node.self_report import SelfReport
 from echo_node.status import LocalStatus, write_status
+from echo_node.swaps import Swaps
 from echo_node.wanted import Wanted
 from echo_node.worker import OpenBackend, Worker
 from echo_swarm.checkpoint.fetch import Fetcher
@@ -113,6 +114,7 @@ class Node:
         """Set when `run` has ended."""
         self._record_changed = anyio.Event()
         self.activity = Activity(seams.clock, seams.emit)
+        self.swaps = Swaps(seams.clock, self.activity.say)
         self.store = VersionStore(run_dirs(config.state_dir), invite.run, quota_bytes=config.max_store_bytes)
         self.outbox = Outbox(self._paths.outbox, max_bytes=config.max_outbox_bytes)
         self.fetcher = Fetcher(seams.host, self.store, coordinator=invite.coordinator)
@@ -171,6 +173,7 @@ class Node:
             peers=self._peers,
             clock=self._seams.clock,
             activity=self.activity,
+            swaps=self.swaps,
             changed=self._on_versions_changed,
             needed=lambda: self.worker.needed_versions(),
             wanted_files=self._seams.wanted_files,
@@ -203,6 +206,7 @@ class Node:
             restarts=self._seams.restarts,
             clock=self._seams.clock,
             activity=self.activity,
+            swaps=self.swaps,
             heard=self.policies.heard,
             run_finished=self._on_finished,
         )
@@ -215,6 +219,7 @@ class Node:
             host=self._seams.host,
             clock=self._seams.clock,
             activity=self.activity,
+            swaps=self.swaps,
             policies=self.policies,
             worker=self.worker,
             outbox=self.outbox,

@@ -23,6 +23,7 @@ from echo_node.activity import Activity, Part
 from echo_node.backends.base import PolicyFiles
 from echo_node.backoff import Backoff
 from echo_node.peers import Peers
+from echo_node.swaps import Swaps
 from echo_node.version_files import NotUsable, VersionFiles
 from echo_node.wanted import Wanted
 from echo_swarm.checkpoint.blob import ask_manifest
@@ -58,6 +59,7 @@ class PolicySync:
         peers: Peers,
         clock: Clock,
         activity: Activity,
+        swaps: Swaps,
         changed: Callable[[], None],
         needed: Callable[[], Collection[int]],
         wanted_files: Wanted | None = None,
@@ -71,10 +73,11 @@ class PolicySync:
         self._peers = peers
         self._clock = clock
         self._activity = activity
+        self._swaps = swaps
         self._changed = changed
         self._needed = needed
         self._version_files = VersionFiles(
-            fetcher=fetcher, peers=peers, activity=activity, wanted=wanted_files or Wanted()
+            fetcher=fetcher, peers=peers, activity=activity, swaps=swaps, wanted=wanted_files or Wanted()
         )
         self._backoff = backoff
         self._run: RunManifest | None = None
@@ -160,6 +163,7 @@ class PolicySync:
         if version is None or version <= (self.known_head if self.known_head is not None else -1):
             return
         self._hint = version
+        self._swaps.heard(version)
         self._tell_gap()
         self._wake.set()
         fetching = self._fetching
@@ -301,6 +305,7 @@ class PolicySync:
 
     async def _trust(self, raw: bytes) -> Signed[CheckpointManifest]:
         signed = self._trusted.update(raw, self._clock.wall_s())
+        self._swaps.heard(signed.message.policy_version)
         await to_thread.run_sync(self._store.save_head, signed)
         return signed
 

@@ -25,6 +25,7 @@ from echo_node.backends.base import (
     Scores,
 )
 from echo_node.lease_book import LeaseBook, Turn
+from echo_node.swaps import Swaps
 from echo_swarm.clock import Clock
 from echo_swarm.codec import unpack_u32
 from echo_swarm.errors import BackendFailed
@@ -111,6 +112,7 @@ class Sampler:
         policies: Policies,
         clock: Clock,
         activity: Activity,
+        swaps: Swaps,
         finished: Callable[[Finished], None],
         refused: Callable[[Refused], None],
         swapped: Callable[[], None],
@@ -120,6 +122,7 @@ class Sampler:
         self._policies = policies
         self._clock = clock
         self._activity = activity
+        self._swaps = swaps
         self._finished = finished
         self._refused = refused
         self._swapped = swapped
@@ -197,7 +200,7 @@ class Sampler:
         files = self._policies.files(version)
         self._policies.set_in_use({version} if self.loaded is None else {version, self.loaded})
         try:
-            await self._backend.load(files)
+            times = await self._backend.load(files)
         except LoadRefused as e:
             self.loaded = None
             if not self.loads:
@@ -207,6 +210,7 @@ class Sampler:
             return True
         self.loaded = version
         self.loads += 1
+        self._swaps.loaded(version, times)
         self._policies.set_in_use({version})
         self._activity.done(Part.BACKEND)
         self._activity.doing(f"sampling with version {version}")

@@ -7,6 +7,7 @@ from echo_node.link import Link
 from echo_node.outbox import Outbox
 from echo_node.policy_sync import PolicySync
 from echo_node.status import LocalStatus, split_counters
+from echo_node.swaps import Swaps
 from echo_node.worker import Worker
 from echo_swarm import __version__
 from echo_swarm.checkpoint.fetch import Fetcher
@@ -36,6 +37,7 @@ class SelfReport:
         host: Host,
         clock: Clock,
         activity: Activity,
+        swaps: Swaps,
         policies: PolicySync,
         worker: Worker,
         outbox: Outbox,
@@ -50,6 +52,7 @@ class SelfReport:
         self._host = host
         self._clock = clock
         self._activity = activity
+        self._swaps = swaps
         self._policies = policies
         self._worker = worker
         self._outbox = outbox
@@ -118,6 +121,7 @@ class SelfReport:
             head_version=self._policies.known_head,
             held_version=self._policies.newest,
             loaded_version=self._worker.loaded,
+            swaps=tuple(self._swaps.done),
             tokens=self._worker.tokens,
             tokens_per_s=self._worker.tokens_per_s,
             pending=self._outbox.pending(),

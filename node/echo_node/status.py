@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from echo_node.config import StatePaths, run_dirs
 from echo_node.outbox import Dropped
+from echo_node.swaps import Swap, summary
 from echo_swarm.checkpoint.files import read_file, write_atomically
 from echo_swarm.render import counts, duration, spaced
 from echo_swarm.trajectory import Reason
@@ -55,6 +56,8 @@ class LocalStatus(BaseModel):
     head_version: int | None = None
     held_version: int | None = None
     loaded_version: int | None = None
+    swaps: tuple[Swap, ...] = ()
+    """The last changes of version, oldest first, and where their time went."""
     tokens: int = 0
     """Completion tokens made since the start."""
     tokens_per_s: float = 0.0
@@ -124,6 +127,7 @@ def summary_lines(status: LocalStatus) -> list[str]:
     rejected = sum(status.rejected.values())
     listed = counts(in_words(status.rejected))
     taken = duration(max(0.0, status.written_at - status.started_at))
+    swaps = [summary(status.swaps)] if status.swaps else []
     return [
         f"took part for {taken}: {status.tokens} tokens made",
         f"trajectories since the first join: {status.accepted} accepted ({status.tokens_accepted} tokens), "
@@ -131,6 +135,7 @@ def summary_lines(status: LocalStatus) -> list[str]:
         f"traffic: {_mb(status.bytes_sent)} sent, {_mb(status.bytes_received)} received; model versions: "
         f"{_mb(status.bytes_fetched_coordinator)} from the coordinator, {_mb(status.bytes_fetched_peers)} from peers, "
         f"{_mb(status.bytes_served)} served to peers",
+        *swaps,
     ]
 
 

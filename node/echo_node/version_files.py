@@ -9,11 +9,13 @@ The base stays in the store: `VersionStore` deletes no model that an adapter her
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+import anyio
 from anyio import to_thread
 
 from echo_node.activity import Activity
 from echo_node.backends.base import PolicyFiles
 from echo_node.peers import Peers
+from echo_node.swaps import Swaps
 from echo_node.wanted import Wanted
 from echo_swarm.checkpoint.adapter_file import read_adapter
 from echo_swarm.checkpoint.fetch import Fetcher
@@ -35,10 +37,11 @@ class NotUsable(EchoError):
 class VersionFiles:
     """Fetches and checks. What is there already is not fetched again."""
 
-    def __init__(self, *, fetcher: Fetcher, peers: Peers, activity: Activity, wanted: Wanted) -> None:
+    def __init__(self, *, fetcher: Fetcher, peers: Peers, activity: Activity, swaps: Swaps, wanted: Wanted) -> None:
         self._fetcher = fetcher
         self._peers = peers
         self._activity = activity
+        self._swaps = swaps
         self._wanted = wanted
 
     async def obtain(
@@ -52,14 +55,17 @@ class VersionFiles:
 
         """
         artifact = self._wanted.choose(signed.message)
+        self._swaps.fetching(signed.message.policy_version)
         if artifact is None:
             raise NotUsable(self._wanted.lacking(signed.message))
         base: tuple[Path, bytes] | None = None
         if artifact.base_digest is not None:
             base = await self._base(signed, artifact, manifest_of)
-        path = await self._file(signed, artifact, f"version {signed.message.policy_version}")
+        version = signed.message.policy_version
+        path = await self._file(signed, artifact, f"version {version}", version)
+        self._swaps.usable(version)
         return PolicyFiles(
-            policy_version=signed.message.policy_version,
+            policy_version=version,
             artifact=path,
             artifact_digest=artifact.digest,
             base=base[0] if base else None,
@@ -80,9 +86,9 @@ class VersionFiles:
         base = self._wanted.choose_base(first.message, adapter)
         if base is None:
             raise NotUsable(self._wanted.lacking_base(first.message, signed.message))
-        return await self._file(first, base, "the base model"), base.digest
+        return await self._file(first, base, "the base model", signed.message.policy_version), base.digest
 
-    async def _file(self, signed: Signed[CheckpointManifest], artifact: Artifact, name: str) -> Path:
+    async def _file(self, signed: Signed[CheckpointManifest], artifact: Artifact, name: str, wanted_for: int) -> Path:
         async def providers() -> Sequence[PeerId]:
             return await self._peers.providers(artifact.digest)
 
@@ -93,7 +99,10 @@ class VersionFiles:
         for liar, what in report.liars.items():
             self._activity.say(f"peer {liar} sent wrong bytes of {name} ({what}); not asked again")
         assert report.path is not None
+        came_s = anyio.current_time()
         await to_thread.run_sync(_check, report.path, artifact, name)
+        verify_s = report.verify_s + anyio.current_time() - came_s
+        self._swaps.fetched(wanted_for, size_bytes=sum(report.bytes_by_source.values()), verify_s=verify_s)
         return report.path
 
 

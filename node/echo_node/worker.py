@@ -29,6 +29,7 @@ from echo_node.outbox import Outbox
 from echo_node.prober import Scored, score_or_refusal
 from echo_node.pusher import Pusher
 from echo_node.sampler import Finished, Policies, Refused, Sampler
+from echo_node.swaps import Swaps
 from echo_node.waits import describe_wait
 from echo_swarm.clock import Clock
 from echo_swarm.errors import BackendFailed, MalformedMessage, PeerUnreachable, RemoteError
@@ -63,6 +64,7 @@ class Worker:
         restarts: RestartPolicy,
         clock: Clock,
         activity: Activity,
+        swaps: Swaps,
         heard: Callable[[int | None], None],
         run_finished: Callable[[], None],
     ) -> None:
@@ -76,6 +78,7 @@ class Worker:
         self._restarts = restarts
         self._clock = clock
         self._activity = activity
+        self._swaps = swaps
         self._heard = heard
         self._run_finished = run_finished
         self._sampler: Sampler | None = None
@@ -190,6 +193,7 @@ class Worker:
                 policies=self._policies,
                 clock=self._clock,
                 activity=self._activity,
+                swaps=self._swaps,
                 finished=self._on_finished,
                 refused=self._on_refused,
                 swapped=self._notify,

@@ -191,6 +191,13 @@ async def test_a_senseless_request_fails_alone(backend: Backend, wrong: dict[str
     assert isinstance(outcomes[1], Completion)
 
 
+async def test_a_load_says_how_long_it_took(backend: Backend, policy: PolicyFiles) -> None:
+    times = await backend.load(policy)
+    assert min(times.load_s, times.first_token_s, times.rest_s) >= 0 < times.total_s
+    if backend.report.backend != "scripted" and not isinstance(backend, InlineBackend):
+        assert times.first_token_s > 0, "the self-test samples"
+
+
 async def test_a_refused_version_leaves_the_backend_alive(
     backend: Backend, policy: PolicyFiles, folder: Path, write: Write
 ) -> None:

@@ -34,6 +34,24 @@ async def test_a_node_that_slept_while_versions_came_moves_to_the_newest(tmp_pat
     assert 5 in running.puppet.loaded
 
 
+async def test_a_node_says_how_long_each_version_took_and_where_the_time_went(tmp_path: Path):
+    swarm = make_swarm(tmp_path)
+    coordinator = swarm.coordinator
+    coordinator.publish(0)
+    async with swarm.serving(), swarm.node() as running:
+        for version in (1, 2):
+            await until(lambda version=version: version - 1 in running.puppet.loaded)
+            coordinator.publish(version, size_bytes=100_000)
+        await until(lambda: running.node.status().swaps[-1:] and running.node.status().swaps[-1].version == 2)
+        swaps = running.node.status().swaps
+    assert [swap.version for swap in swaps] == [0, 1, 2]
+    for swap in swaps:
+        parts = (swap.manifest_s, swap.fetch_s, swap.verify_s, swap.wait_s, swap.load_s, swap.first_token_s)
+        assert min(parts) >= 0 and sum(parts) == pytest.approx(swap.total_s, abs=1e-6)
+        assert swap.size_bytes >= 100_000 and swap.fetch_s > 0 < swap.verify_s
+    assert sum("from its announcement to its first token" in line for line in running.lines) == 1
+
+
 async def test_a_download_that_became_worthless_is_given_up_for_the_newest(tmp_path: Path):
     swarm = make_swarm(tmp_path, max_staleness=1)
     coordinator = swarm.coordinator

@@ -122,6 +122,23 @@ class PolicyFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTimes:
+    """How long a load took inside the child, what ran before it not counted. Seconds."""
+
+    load_s: float = 0.0
+    """From the file to an engine that can sample."""
+    first_token_s: float = 0.0
+    """From there to the first token, which the self-test samples; 0 without a self-test."""
+    rest_s: float = 0.0
+    """From there to the end of the self-test; from then on requests are served."""
+
+    @property
+    def total_s(self) -> float:
+        """From the file to serving requests."""
+        return self.load_s + self.first_token_s + self.rest_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
     """Completions whose log-probabilities are asked for, made by whatever model."""
 
@@ -206,7 +223,7 @@ class Backend(Protocol):
         """What samples here, as of the last frame."""
         ...
 
-    async def load(self, policy: PolicyFiles) -> None:
+    async def load(self, policy: PolicyFiles) -> LoadTimes:
         """Swap to `policy`; returns once new requests are answered by it.
 
         Raises:

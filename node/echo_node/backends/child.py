@@ -22,6 +22,7 @@ from echo_node.backends.base import (
     CannotScore,
     GenerationRequest,
     LoadRefused,
+    LoadTimes,
     Outcome,
     PolicyFiles,
     ScoreRequest,
@@ -64,7 +65,7 @@ class ChildBackend:
         self._failure: BackendFailed | None = None
         self._outstanding: set[int] = set()
         self._loads: dict[int, anyio.Event] = {}
-        self._refusals: dict[int, str | None] = {}
+        self._loaded: dict[int, LoadResult] = {}
         self._next_load_id = 0
         self._to_score: dict[int, anyio.Event] = {}
         self._scored: dict[int, Scores | str] = {}
@@ -87,7 +88,7 @@ class ChildBackend:
         """Requests submitted whose outcome has not been received from the child."""
         return len(self._outstanding)
 
-    async def load(self, policy: PolicyFiles) -> None:
+    async def load(self, policy: PolicyFiles) -> LoadTimes:
         """Swap weights (see `Backend.load`)."""
         load_id = self._next_load_id
         self._next_load_id += 1
@@ -98,9 +99,10 @@ class ChildBackend:
         finally:
             self._loads.pop(load_id, None)
         self._check()
-        reason = self._refusals.pop(load_id)
-        if reason is not None:
-            raise LoadRefused(f"{self._child.name} refused version {policy.policy_version}: {reason}")
+        result = self._loaded.pop(load_id)
+        if result.reason is not None:
+            raise LoadRefused(f"{self._child.name} refused version {policy.policy_version}: {result.reason}")
+        return result.times
 
     async def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests (see `Backend.submit`). Raises UsageError for ids in use or too many requests."""
@@ -185,7 +187,7 @@ class ChildBackend:
         event = unpack_event(item)
         if isinstance(event, LoadResult):
             if event.load_id in self._loads:
-                self._refusals[event.load_id] = event.reason
+                self._loaded[event.load_id] = event
                 self._loads[event.load_id].set()
             return
         if isinstance(event, ScoreResult):

@@ -13,9 +13,10 @@ A request that cannot be served is answered here, so that an engine sees only go
 """
 
 import math
+import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from echo_node.backends.base import (
     CannotScore,
@@ -25,6 +26,7 @@ from echo_node.backends.base import (
     FailureCode,
     GenerationRequest,
     LoadRefused,
+    LoadTimes,
     Outcome,
     PolicyFiles,
     ScoreRequest,
@@ -46,6 +48,8 @@ class LoadResult:
 
     load_id: int
     reason: str | None
+    times: LoadTimes = field(default_factory=LoadTimes, compare=False)
+    """Zeros when it was refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +70,14 @@ Event = Outcome | LoadResult | ScoreResult
 
 
 class Conductor:
-    """Drives one engine (see the module's docstring)."""
+    """Drives one engine (see the module's docstring). `now` is in seconds and never goes back."""
 
-    def __init__(self, engine: Engine, *, with_self_test: bool = True) -> None:
+    def __init__(
+        self, engine: Engine, *, with_self_test: bool = True, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self.engine = engine
         self._with_self_test = with_self_test
+        self._now = now
         self._policy: PolicyFiles | None = None
         self._held: deque[_Load | Sequence[GenerationRequest]] = deque()
         self._failed: list[FailedRequest] = []
@@ -158,31 +165,39 @@ class Conductor:
         load = self._held.popleft()
         # Submissions are held only behind a load or scoring, and all of them up to the next load go on after it.
         assert isinstance(load, _Load)
-        reason = self._swap(load.policy)
+        done = self._swap(load.policy)
         self._release()
-        return LoadResult(load_id=load.load_id, reason=reason)
+        if isinstance(done, str):
+            return LoadResult(load_id=load.load_id, reason=done)
+        return LoadResult(load_id=load.load_id, reason=None, times=done)
 
     def _release(self) -> None:
         while self._held and not isinstance(requests := self._held[0], _Load):
             self._held.popleft()
             self._feed(requests)
 
-    def _swap(self, policy: PolicyFiles) -> str | None:
+    def _swap(self, policy: PolicyFiles) -> LoadTimes | str:
+        """Load and test. Returns how long it took, or why the version cannot be used."""
         self._policy = None
+        began_s = self._now()
         try:
             self.engine.load(policy)
+            loaded_s = first_s = self._now()
             if self._with_self_test:
-                self_test(self.engine, policy)
+                first_s = self_test(self.engine, policy, self._now)
         except LoadRefused as e:
             return str(e)
         self._policy = policy
-        return None
+        return LoadTimes(load_s=loaded_s - began_s, first_token_s=first_s - loaded_s, rest_s=self._now() - first_s)
 
 
-def self_test(engine: Engine, policy: PolicyFiles) -> None:
+def self_test(engine: Engine, policy: PolicyFiles, now: Callable[[], float] = time.monotonic) -> float:
     """Sample two short completions and look at what comes back.
 
     A node whose log-probabilities are missing, misaligned or NaN would poison training, so it must not join.
+
+    Returns:
+        When the first token was there: after the first step, which is enough for prompts this short.
 
     Raises:
         LoadRefused: saying what was wrong.
@@ -196,7 +211,8 @@ def self_test(engine: Engine, policy: PolicyFiles) -> None:
             for i in range(2)
         ]
     )
-    outcomes: list[Outcome] = []
+    outcomes = engine.step()
+    first_s = now()
     for _ in range(SELF_TEST_STEPS):
         if not engine.pending:
             break
@@ -206,6 +222,7 @@ def self_test(engine: Engine, policy: PolicyFiles) -> None:
     for outcome in outcomes:
         if problem := fault_in(outcome, policy):
             raise LoadRefused(f"self-test: {problem}")
+    return first_s
 
 
 def fault_in(outcome: Outcome, policy: PolicyFiles) -> str | None:

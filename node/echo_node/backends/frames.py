@@ -9,6 +9,7 @@ Ids and log-probabilities are packed as in trajectories. Both ends are the same 
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from echo_node.backends.base import (
     FailedRequest,
     FailureCode,
     GenerationRequest,
+    LoadTimes,
     Outcome,
     PolicyFiles,
     ScoreRequest,
@@ -89,7 +91,7 @@ def pack_event(event: Event) -> dict[str, Any]:
     if isinstance(event, ScoreResult):
         return _pack_scores(event)
     if isinstance(event, LoadResult):
-        return {"kind": "load", "load_id": event.load_id, "reason": event.reason}
+        return {"kind": "load", "load_id": event.load_id, "reason": event.reason, "times": asdict(event.times)}
     if isinstance(event, FailedRequest):
         return {
             "kind": "failed",
@@ -138,7 +140,7 @@ def unpack_event(frame: dict[str, Any]) -> Event:
     """Inverse of `pack_event`. Raises KeyError, TypeError, ValueError or MalformedMessage for what is no event."""
     kind = frame["kind"]
     if kind == "load":
-        return LoadResult(load_id=frame["load_id"], reason=frame["reason"])
+        return LoadResult(load_id=frame["load_id"], reason=frame["reason"], times=LoadTimes(**frame["times"]))
     if kind == "scored":
         return _unpack_scores(frame)
     return _unpack_outcome(kind, frame)

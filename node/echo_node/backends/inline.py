@@ -15,6 +15,7 @@ from echo_node.backends.base import (
     Engine,
     GenerationRequest,
     LoadRefused,
+    LoadTimes,
     Outcome,
     PolicyFiles,
     ScoreRequest,
@@ -30,7 +31,7 @@ class InlineBackend:
     def __init__(self, engine: Engine, *, with_self_test: bool = False) -> None:
         self._conductor = Conductor(engine, with_self_test=with_self_test)
         self._outcomes: deque[Outcome] = deque()
-        self._results: dict[int, str | None] = {}
+        self._results: dict[int, LoadResult] = {}
         self._loads = 0
         self._scores: dict[int, Scores | str] = {}
         self._to_score = 0
@@ -41,7 +42,7 @@ class InlineBackend:
         """What samples here."""
         return self._conductor.engine.report()
 
-    async def load(self, policy: PolicyFiles) -> None:
+    async def load(self, policy: PolicyFiles) -> LoadTimes:
         """Swap weights (see `Backend.load`)."""
         load_id = self._loads
         self._loads += 1
@@ -49,9 +50,10 @@ class InlineBackend:
         self._notify()
         while load_id not in self._results:
             await self._advance()
-        reason = self._results.pop(load_id)
-        if reason is not None:
-            raise LoadRefused(f"refused version {policy.policy_version}: {reason}")
+        result = self._results.pop(load_id)
+        if result.reason is not None:
+            raise LoadRefused(f"refused version {policy.policy_version}: {result.reason}")
+        return result.times
 
     async def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests (see `Backend.submit`)."""
@@ -86,7 +88,7 @@ class InlineBackend:
             return
         for event in self._conductor.advance():
             if isinstance(event, LoadResult):
-                self._results[event.load_id] = event.reason
+                self._results[event.load_id] = event
             elif isinstance(event, ScoreResult):
                 self._scores[event.score_id] = event.scores
             else:

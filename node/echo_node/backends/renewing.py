@@ -18,7 +18,7 @@ import psutil
 from anyio import to_thread
 from anyio.abc import TaskStatus
 
-from echo_node.backends.base import GenerationRequest, Outcome, PolicyFiles, ScoreRequest, Scores
+from echo_node.backends.base import GenerationRequest, LoadTimes, Outcome, PolicyFiles, ScoreRequest, Scores
 from echo_node.backends.child import ChildBackend
 from echo_node.machine import gib
 from echo_swarm.errors import BackendFailed
@@ -71,7 +71,7 @@ class RenewingBackend:
         """Process id of the child that runs now."""
         return self._running.pid
 
-    async def load(self, policy: PolicyFiles) -> None:
+    async def load(self, policy: PolicyFiles) -> LoadTimes:
         """Swap to `policy`, in another child if need be (see `Backend.load`)."""
         async with self._swapping:
             resident = await to_thread.run_sync(resident_bytes, self.pid)
@@ -84,7 +84,7 @@ class RenewingBackend:
                 )
                 await self._replace()
             self._loads += 1
-            await self._running.load(policy)
+            return await self._running.load(policy)
 
     async def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests (see `Backend.submit`)."""

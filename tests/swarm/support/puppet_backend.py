@@ -11,6 +11,7 @@ from echo_node.backends.base import (
     FailureCode,
     GenerationRequest,
     LoadRefused,
+    LoadTimes,
     Outcome,
     PolicyFiles,
     ScoreRequest,
@@ -58,7 +59,7 @@ class PuppetBackend:
     def report(self) -> BackendReport:
         return BackendReport(backend="scripted", build="puppet", precision="float32", device="none", batch=self.batch)
 
-    async def load(self, policy: PolicyFiles) -> None:
+    async def load(self, policy: PolicyFiles) -> LoadTimes:
         self._check()
         while self.running:
             await self._idle.wait()
@@ -67,6 +68,7 @@ class PuppetBackend:
         assert policy.artifact.is_file()
         self.policy = policy
         self.loaded.append(policy.policy_version)
+        return LoadTimes()
 
     async def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._check()

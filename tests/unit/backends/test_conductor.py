@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.backends.base import Completion, FailedRequest, GenerationRequest, Outcome, PolicyFiles, ScoreRequest
-from echo_node.backends.conductor import SCORE_PATIENCE_STEPS, Conductor, LoadResult, ScoreResult
+from echo_node.backends.base import (
+    Completion,
+    FailedRequest,
+    GenerationRequest,
+    LoadTimes,
+    Outcome,
+    PolicyFiles,
+    ScoreRequest,
+)
+from echo_node.backends.conductor import SCORE_PATIENCE_STEPS, Conductor, Event, LoadResult, ScoreResult
 from echo_node.backends.options import ScriptedOptions
 from echo_node.backends.scripted import ScriptedEngine
 from echo_swarm.clock import ManualClock
@@ -118,6 +126,35 @@ def test_an_engine_with_a_fault_is_refused_with_the_reason(
     conductor = Conductor(Faulty(change))
     conductor.load(0, policy)
     assert conductor.advance() == [LoadResult(load_id=0, reason=f"self-test: {message}")]
+
+
+class Timed(ScriptedEngine):
+    """Takes 3 s to load, 1 s a step, and 2 s more for a completion."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(ScriptedOptions(mean_s=2.0, sigma=0.0), now=clock.monotonic_s)
+        self._clock = clock
+
+    def load(self, policy: PolicyFiles) -> None:
+        self._clock.advance(3)
+        super().load(policy)
+
+    def step(self) -> list[Outcome]:
+        self._clock.advance(1)
+        return super().step()
+
+
+def test_a_load_is_timed_without_what_ran_before_it(policy: PolicyFiles) -> None:
+    clock = ManualClock()
+    conductor = Conductor(Timed(clock), now=clock.monotonic_s)
+    for load_id in range(2):
+        conductor.submit([request(0)])
+        conductor.load(load_id, policy)
+        events: list[Event] = []
+        while conductor.pending:
+            events += conductor.advance()
+        (result,) = (event for event in events if isinstance(event, LoadResult))
+        assert result.times == LoadTimes(load_s=3, first_token_s=1, rest_s=2) and result.times.total_s == 6
 
 
 def test_an_engine_that_loses_requests_is_refused(policy: PolicyFiles) -> None:
