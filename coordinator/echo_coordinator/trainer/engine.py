@@ -5,7 +5,6 @@ metrics = trainer.train(batch)       changes weights, optimizer and `trainer.sta
 checkpoint = trainer.save()          durable; name it to others only after this
 """
 
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from echo_coordinator.trainer.state import (
     Checkpoints,
     TrainerState,
 )
+from echo_swarm.cgroups import cpu_count
 from echo_swarm.codec import unpack_u32
 from echo_swarm.errors import BackendFailed, MalformedMessage
 
@@ -54,7 +54,7 @@ class Trainer:
         """What a person should hear about the checkpoint that was loaded."""
         self._ranks = ranks or Ranks()
         self._store = Checkpoints(config.checkpoint_folder)
-        torch.set_num_threads(config.optimizer.threads or max((os.cpu_count() or 1) // self._ranks.world, 1))
+        torch.set_num_threads(config.optimizer.threads or max(cpu_count() // self._ranks.world, 1))
         self.model = self._load(config.model_folder, config.optimizer.gradient_checkpointing)
         self._base_digest = ""
         if config.lora is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from echo_coordinator.trainer import process
 from echo_coordinator.trainer.settings import load_config
+from echo_swarm.cgroups import cpu_count
 from echo_swarm.children import die_with_parent
 from echo_swarm.errors import SettingsError
 
@@ -38,7 +39,7 @@ def _torchrun(ranks: int, arguments: list[str]) -> int:
 
     # All ranks are on this machine: nothing needs to listen beyond loopback.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // ranks, 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(cpu_count() // ranks, 1)))
     options = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", "--local-addr=127.0.0.1"]
     # It makes a folder even for no logs; beside the socket, the coordinator clears it away.
     options.append(f"--log-dir={_paths(arguments).socket.parent}")

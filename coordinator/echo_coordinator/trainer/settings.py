@@ -114,8 +114,8 @@ class OptimizerSettings(_Settings):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     """Of minibatch orders and dropout."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads of one rank. When not set, the cores of this machine divided by the ranks. Bit-exact repetition needs
-    the same number."""
+    """CPU threads of one rank. When not set, the cores that this machine and its cgroups give, divided by the ranks.
+    Bit-exact repetition needs the same number."""
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes, each with the whole model and a share of the batch; one for each GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -44,6 +44,7 @@ from echo_node.backends.rows import Row
 from echo_node.backends.sampling import draw, token_logprobs
 from echo_node.backends.torch_lora import apply_adapter, remove_adapter
 from echo_node.backends.torch_model import DTYPES, build_model, load_weights
+from echo_swarm.cgroups import cpu_count
 from echo_swarm.work import BackendReport
 
 PREFILL_TOKENS = 4096
@@ -74,8 +75,8 @@ class TorchEngine:
     ) -> None:
         """`before_forward` is called with the number of rows ahead of each forward pass: where a memory budget acts."""
         self.options = options or TorchOptions()
-        if self.options.threads:
-            torch.set_num_threads(self.options.threads)
+        # torch counts the machine's cores, whatever share of their time this process may have.
+        torch.set_num_threads(self.options.threads or min(torch.get_num_threads(), cpu_count()))
         self.device = _device(self.options.device)
         self.precision = self.options.precision or ("float32" if self.device.type == "cpu" else "bfloat16")
         self.batch = self.options.batch

@@ -37,6 +37,7 @@ from echo_node.backends.base import (
     ScoreRequest,
 )
 from echo_node.backends.options import VllmOptions
+from echo_swarm.cgroups import cpu_count, cpu_quota
 from echo_swarm.errors import BackendFailed
 from echo_swarm.trajectory import FinishReason
 from echo_swarm.work import BackendReport
@@ -231,8 +232,9 @@ class VllmEngine:
 
 def prepare_environment(options: VllmOptions) -> str:
     """Set what vLLM and torch read while they are imported. Returns the device's name, `cpu` without a GPU."""
-    if options.threads:
-        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    # Without a quota, vLLM chooses by itself; it knows of none.
+    if threads := options.threads or (cpu_count() if cpu_quota() is not None else 0):
+        os.environ["OMP_NUM_THREADS"] = str(threads)
     # It would override the size that the engine works out.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     import torch

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import psutil
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
@@ -35,7 +34,7 @@ from echo_node.backends.gpu_memory import memory_share
 from echo_node.backends.options import VllmOptions
 from echo_node.backends.torch_lora import check_layers
 from echo_node.backends.torch_model import match_tensors, model_config
-from echo_node.machine import probe
+from echo_node.machine import available_bytes, probe
 from echo_node.model_shape import ModelShape
 from echo_swarm.checkpoint.adapter_file import read_adapter
 from echo_swarm.errors import BackendFailed, MalformedMessage
@@ -194,9 +193,7 @@ def _arguments(policy: PolicyFiles, folder: Path, options: VllmOptions, device: 
         arguments |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": room}
     if device.on_cpu:
         arguments["block_size"] = CPU_BLOCK_TOKENS
-        arguments["kv_cache_memory_bytes"] = cpu_cache_bytes(
-            policy, batch, _WIDTH[device.precision], psutil.virtual_memory().available
-        )
+        arguments["kv_cache_memory_bytes"] = cpu_cache_bytes(policy, batch, _WIDTH[device.precision], available_bytes())
     else:
         arguments["gpu_memory_utilization"] = memory_share(options.memory, _gpu_memory(options.tensor_parallel))
     return EngineArgs(

@@ -1,13 +1,12 @@
 """Choosing a backend and a batch from a machine's figures."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from echo_node.backends.options import NEEDS, LlamaCppOptions, TorchOptions
 from echo_node.hardware import choose, needed_bytes
-from echo_node.machine import Gpu, Machine, cgroup_room_bytes, parse_gpus, probe
+from echo_node.machine import Gpu, Machine, parse_gpus, probe
 from echo_node.model_shape import ModelShape
 from echo_swarm.errors import BackendFailed, UsageError
 from echo_swarm.manifest import RunManifest
@@ -112,27 +111,6 @@ def test_a_model_config_that_is_nested_without_end_is_named() -> None:
     run = run_of({}).model_copy(update={"model_config_json": "[" * 60_000})
     with pytest.raises(BackendFailed, match="model config is not JSON"):
         choose("torch", run, machine())
-
-
-def test_limits_of_both_cgroup_versions_are_seen(tmp_path: Path) -> None:
-    membership = tmp_path / "cgroup"
-    membership.write_text("0::/user/app\n")
-    app = tmp_path / "user" / "app"
-    app.mkdir(parents=True)
-    (app / "memory.max").write_text("max\n")
-    (tmp_path / "user" / "memory.max").write_text("3000\n")
-    (tmp_path / "user" / "memory.current").write_text("1000\n")
-    (tmp_path / "user" / "memory.stat").write_text("anon 5\ninactive_file 100\n")
-    assert cgroup_room_bytes(tmp_path, membership) == 2100
-    membership.write_text("5:cpu:/x\n4:memory:/box\n")
-    box = tmp_path / "memory" / "box"
-    box.mkdir(parents=True)
-    (box / "memory.limit_in_bytes").write_text(str(1 << 63))
-    assert cgroup_room_bytes(tmp_path, membership) is None
-    (box / "memory.limit_in_bytes").write_text("5000")
-    (box / "memory.usage_in_bytes").write_text("4000")
-    assert cgroup_room_bytes(tmp_path, membership) == 1000
-    assert cgroup_room_bytes(tmp_path, tmp_path / "none") is None
 
 
 def test_lines_of_nvidia_smi_are_read_and_nonsense_is_left_out() -> None:
