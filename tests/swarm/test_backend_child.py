@@ -6,7 +6,6 @@ from pathlib import Path
 
 import anyio
 import anyio.lowlevel
-import psutil
 import pytest
 
 from echo_node.backends.base import MAX_OUTSTANDING, Completion
@@ -122,21 +121,3 @@ async def test_requests_need_ids_of_their_own_and_have_a_limit(tmp_path: Path, l
             with pytest.raises(UsageError, match=f"more than {MAX_OUTSTANDING}"):
                 await backend.submit([request(i) for i in range(1, MAX_OUTSTANDING + 1)])
             await backend.submit([request(1)])
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_twenty_swaps_leave_memory_where_it_was(tmp_path: Path, log_path: Path) -> None:
-    """Field case 53, for torch."""
-    policies = [write_policy(tmp_path / str(i), version=i, seed=i) for i in range(20)]
-    resident: list[int] = []
-    with anyio.fail_after(120):
-        async with start_backend(TorchOptions(batch=8, threads=1), log_path=log_path, nice=0) as backend:
-            for policy in policies:
-                await backend.load(policy)
-                await backend.submit([request(i, max_tokens=4) for i in range(8)])
-                outcomes = [await backend.next_outcome() for _ in range(8)]
-                versions = {o.newest_version for o in outcomes if isinstance(o, Completion)}
-                assert versions == {policy.policy_version}
-                resident.append(psutil.Process(backend.pid).memory_info().rss)
-    print(f"resident MiB: {[size >> 20 for size in resident]}")
-    assert resident[-1] <= 1.1 * resident[1]

@@ -2,18 +2,19 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
-import psutil
 import pytest
 
-from echo_node.backends.base import Completion, LoadRefused
+from echo_node.backends.base import Completion, LoadRefused, PolicyFiles
 from echo_node.backends.child import start_backend
 from echo_node.backends.options import LlamaCppOptions
 from echo_node.backends.restart import RestartPolicy
 from echo_swarm.errors import BackendFailed
 from tests.backends.llama_cpp.support import write_gguf_policy
+from tests.backends.swap_memory import GROWTH, grown, lora_versions, whole_versions
 from tests.unit.backends.support import request
 
 pytestmark = pytest.mark.anyio
@@ -56,17 +57,10 @@ async def test_a_refused_file_leaves_the_child_alive_and_says_what_llama_cpp_sai
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_twenty_swaps_leave_memory_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [whole_versions, lora_versions])
+async def test_twenty_swaps_leave_memory_where_it_was(tmp_path: Path, make: Callable[..., list[PolicyFiles]]) -> None:
     """Field case 53, for llama.cpp."""
-    policies = [write_gguf_policy(tmp_path / str(i), version=i, seed=i) for i in range(20)]
-    resident: list[int] = []
+    versions = make(tmp_path, gguf=True)
     with anyio.fail_after(120):
         async with start_backend(OPTIONS, log_path=tmp_path / "log", nice=0) as backend:
-            for policy in policies:
-                await backend.load(policy)
-                await backend.submit([request(i, max_tokens=4) for i in range(8)])
-                outcomes = [await backend.next_outcome() for _ in range(8)]
-                assert {o.newest_version for o in outcomes if isinstance(o, Completion)} == {policy.policy_version}
-                resident.append(psutil.Process(backend.pid).memory_info().rss)
-    print(f"resident MiB: {[size >> 20 for size in resident]}")
-    assert resident[-1] <= 1.1 * resident[1]
+            assert await grown(backend, versions) <= GROWTH
