@@ -43,9 +43,10 @@ class Swarm:
             yield coordinator
 
     @contextmanager
-    def join(self, name: str, *, backend: str, log: str = "") -> Generator[Running]:
-        """Run a node for the length of the block; the coordinator must be running."""
+    def join(self, name: str, *, backend: str, log: str = "", python: str = "") -> Generator[Running]:
+        """Run a node for the length of the block; the coordinator must be running. `python` runs its backend."""
         options = ["--state-dir", str(self.folder / name), "--listen", "/ip4/127.0.0.1/tcp/0", "--backend", backend]
+        options += ["--backend-python", python] if python else []
         file = self.folder / f"{log or name}.log"
         with running(NODE, "join", "--role", "inference", *options, self.invite(), log=file) as node:
             yield node
