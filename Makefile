@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LLAMA := $(VENV)/.llama-cpp
 
-.PHONY: demo demo-mixed test test-backends check bench install vllm-env clean
+.PHONY: demo demo-mixed test test-backends check check-gpu bench install vllm-env clean
 
 install: $(STAMP)
 
@@ -51,6 +51,11 @@ check: $(STAMP)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_size.py
+
+# Trainer and samplers on a CUDA device, in pieces of some minutes; called again, it goes on with what has not passed.
+# VLLM_PYTHON names the interpreter of an environment with a CUDA build of vLLM.
+check-gpu: $(STAMP)
+	$(BIN)/python -m tools.check_gpu
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
