@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,6 +20,8 @@ from echo_coordinator.trainer import batch as batches
 from echo_coordinator.trainer.batch import Group, Member, TrainingBatch
 from echo_coordinator.trainer.client import BatchRefused, TrainerClient, start_trainer
 from echo_coordinator.trainer.engine import Trainer
+from echo_coordinator.trainer.probe_job import ProbeJob, ProbeRefused, ProbeText
+from echo_coordinator.trainer.probing import score_probes
 from echo_coordinator.trainer.settings import TrainerConfig
 from echo_swarm.codec import pack_f32, pack_u32
 from echo_swarm.errors import BackendFailed
@@ -67,11 +71,12 @@ def config(tmp_path: Path) -> TrainerConfig:
     return at(tmp_path / "checkpoints", TrainerConfig(model_folder=folder, checkpoint_folder=folder))
 
 
-def at(checkpoints: Path, config: TrainerConfig, **optimizer: object) -> TrainerConfig:
+def at(
+    checkpoints: Path, config: TrainerConfig, *, lora: dict[str, object] | None = None, **optimizer: object
+) -> TrainerConfig:
     tuned = {"learning_rate": 1e-3, "threads": 1, "device": "cpu", "micro_batch_size": 4, **optimizer}
-    return TrainerConfig.model_validate(
-        {"model_folder": config.model_folder, "checkpoint_folder": checkpoints, "optimizer": tuned}
-    )
+    folders = {"model_folder": config.model_folder, "checkpoint_folder": checkpoints}
+    return TrainerConfig.model_validate({**folders, "optimizer": tuned, "lora": lora})
 
 
 def make_batch(update: int, *, members: int = 8, length: int = 6) -> TrainingBatch:
@@ -157,6 +162,40 @@ async def test_two_ranks_give_the_weights_of_one_and_all_end(config: TrainerConf
     assert together.metrics["gradient_norm"] == pytest.approx(alone["gradient_norm"], rel=1e-4)
     assert together.metrics["ratio"]["all"]["mean"] == pytest.approx(alone["ratio"]["all"]["mean"], rel=1e-5)
     assert together.metrics["ratio"]["by_peer"].keys() == alone["ratio"]["by_peer"].keys()
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8, "targets": ["q_proj", "down_proj"]}])
+async def test_probes_between_the_updates_of_two_ranks_are_answered_by_one_and_change_nothing(
+    config: TrainerConfig, tmp_path: Path, lora: dict[str, object] | None
+):
+    prompts = (pack_u32([1, 2, 3]), pack_u32([9]))
+    asked = ProbeJob(
+        texts=tuple(ProbeText(prompt_ids=prompt, completion_ids=pack_u32([4, 30, 7])) for prompt in prompts),
+        tokens=8,
+        seed=1,
+        end_token_ids=(0,),
+        vocabulary=32,
+    )
+    sampled = replace(asked, texts=tuple(ProbeText(prompt_ids=prompt, completion_ids=b"") for prompt in prompts))
+    unknown = replace(asked, texts=(ProbeText(prompt_ids=pack_u32([32]), completion_ids=b""),))
+    one = Trainer(at(tmp_path / "one", config, lora=lora))
+    expect = partial(score_probes, one.model, temperature=1.0, autocast=False, device=torch.device("cpu"))
+    two = at(tmp_path / "two", config, lora=lora, ranks=2)
+    async with start_trainer(two, tmp_path / "run", tmp_path / "trainer.log") as trainer:
+        for update in (1, 2):
+            for job in (asked, sampled):
+                found, expected = await trainer.probe(job, timeout_s=60), expect(job)
+                assert [value.completion_ids for value in found] == [value.completion_ids for value in expected]
+                for mine, theirs in zip(found, expected, strict=True):
+                    assert mine.logprobs.tolist() == pytest.approx(theirs.logprobs.tolist(), abs=1e-5)
+            with pytest.raises(ProbeRefused, match="outside the vocabulary of 32"):
+                await trainer.probe(unknown, timeout_s=60)
+            one.train(make_batch(update))
+            together = await trainer.train(write(tmp_path, make_batch(update)), timeout_s=60)
+    assert trainer.exit_code == 0
+    left, right = load_file(one.save().weights_path), load_file(together.weights_path)
+    assert left.keys() == right.keys()
+    assert all(torch.allclose(left[name], right[name], atol=1e-5) for name in left)
 
 
 async def test_a_trainer_that_cannot_start_says_why(config: TrainerConfig, tmp_path: Path):

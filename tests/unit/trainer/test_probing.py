@@ -2,12 +2,14 @@
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from echo_coordinator.state.probe_rules import BOUNDS, judge_answer, measure
+from echo_coordinator.trainer.adapter import BASE_FILE
 from echo_coordinator.trainer.batch import Member, TrainingBatch
 from echo_coordinator.trainer.engine import Trainer
 from echo_coordinator.trainer.probe_job import ProbeJob, ProbeText, pack_job, pack_values, unpack_job, unpack_values
@@ -108,6 +110,57 @@ def test_a_torch_node_gives_what_the_trainer_gives_at_each_version(
         assert (judgement.verdict, judgement.confirmed) == (ProbeVerdict.MATCHES, True)
         lie = judge_answer(answer, (version + 1) % 3, references, allowed)
         assert lie.verdict is ProbeVerdict.OTHER_VERSION
+
+
+def test_a_torch_node_gives_what_a_trainer_of_an_adapter_gives_at_each_version(
+    config: Callable[..., TrainerConfig],
+    member: Callable[..., Member],
+    batch: Callable[..., TrainingBatch],
+    model_folder: Path,
+) -> None:
+    lora = {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
+    tuned = {"optimizer": {"learning_rate": 0.03}, "lora": lora}
+    trainer, engine = Trainer(config(**tuned)), TorchEngine(TorchOptions(threads=1))
+    base = trainer.checkpoint.folder.parent / BASE_FILE
+    completions, first = score(trainer, job())
+    # Version 0 is the base: an adapter starts as nothing.
+    assert (completions, first) == score(Trainer(config(folder="whole")), job())
+    references, answers = {0: first}, {}
+    items = tuple((prompt, tuple(unpack_u32(ids))) for prompt, ids in zip(PROMPTS, completions, strict=True))
+    for version in range(3):
+        if version:
+            made = batch([member(1.0, version=version - 1), member(0.0, start=9, version=version - 1)], update=version)
+            trainer.train(made)
+            trainer.save()
+            references[version] = score(trainer, job(*completions))[1]
+        engine.load(replace(policy_of(trainer, model_folder), base=base, base_digest=sha256(base.read_bytes())))
+        answers[version] = array("f")
+        for piece in engine.score(ScoreRequest(items=items, temperature=TEMPERATURE)):
+            answers[version].extend(piece)
+    for version, answer in answers.items():
+        assert measure(answer, references[version]).most <= 1e-4
+        judgement = judge_answer(answer, version, references, BOUNDS["float32"][1])
+        assert (judgement.verdict, judgement.confirmed) == (ProbeVerdict.MATCHES, True)
+        lie = judge_answer(answer, (version + 1) % 3, references, BOUNDS["float32"][1])
+        assert lie.verdict is ProbeVerdict.OTHER_VERSION
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8, "targets": ["q_proj", "down_proj"]}])
+def test_probing_leaves_no_trace_in_what_is_trained(
+    config: Callable[..., TrainerConfig],
+    member: Callable[..., Member],
+    batch: Callable[..., TrainingBatch],
+    lora: dict[str, object] | None,
+) -> None:
+    probed, undisturbed = Trainer(config(lora=lora)), Trainer(config(lora=lora, folder="undisturbed"))
+    for update in (1, 2):
+        score(probed, job())
+        made = batch([member(1.0, version=update - 1), member(0.0, start=9, version=update - 1)], update=update)
+        for trainer in (probed, undisturbed):
+            trainer.train(made)
+    files = [trainer.save().folder for trainer in (probed, undisturbed)]
+    for name in {path.name for path in files[0].iterdir()}:
+        assert (files[0] / name).read_bytes() == (files[1] / name).read_bytes(), name
 
 
 def test_a_prompt_that_the_model_does_not_know_is_refused(config: Callable[..., TrainerConfig]) -> None:
