@@ -9,7 +9,8 @@ concatenated. Rows are kept dense (0 .. rows-1): the last one moves into a hole.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from transformers.cache_utils import Cache
@@ -26,6 +27,12 @@ class PromptState:
     """[layers, 2, kv_heads, length, head_dim]"""
     logits: torch.Tensor
     """[vocabulary], for the token after the prompt."""
+
+    def alone(self) -> Self:
+        """Return the same in memory of its own: as it was made, it keeps its whole forward pass in memory."""
+        if self.kv.untyped_storage().nbytes() == self.kv.numel() * self.kv.element_size():
+            return self
+        return replace(self, kv=self.kv.clone(), logits=self.logits.clone())
 
 
 class RowCache(Cache):

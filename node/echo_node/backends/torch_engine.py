@@ -49,6 +49,8 @@ from echo_swarm.work import BackendReport
 
 PREFILL_TOKENS = 4096
 """Padded tokens of one prefill pass; bounds its memory. A single longer prompt is still one pass."""
+KEPT_PROMPTS = 2
+"""Prompts kept although no request waits for them: a node often gets a group in parts, as its places become free."""
 
 
 @dataclass(slots=True)
@@ -65,6 +67,13 @@ class _Queue:
 
     waiting: deque[_Waiting] = field(default_factory=deque)
     prompts: dict[tuple[int, ...], PromptState] = field(default_factory=dict)
+    recent: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=KEPT_PROMPTS))
+    """Prompts of the requests seated last, each once."""
+
+    def clear_prompts(self) -> None:
+        """Forget all prompts."""
+        self.prompts.clear()
+        self.recent.clear()
 
 
 class TorchEngine:
@@ -97,7 +106,7 @@ class TorchEngine:
         """Build the model on first use, then copy the weights over the old ones in place (see `Engine.load`)."""
         assert not self.pending, "the conductor loads only between requests"
         self._policy = None
-        self._queue.prompts.clear()
+        self._queue.clear_prompts()
         self._cache.clear()
         if self._model is None or policy.model_config_json != self._config_json:
             self._model, self._base_digest = None, b""
@@ -122,7 +131,11 @@ class TorchEngine:
             with _naming_exhaustion(), torch.inference_mode():
                 logits = self._decode()
                 logits += [state.logits.unsqueeze(0) for state in self._seat()]
-                return self._advance(logits[0] if len(logits) == 1 else torch.cat(logits)) if logits else []
+                outcomes = self._advance(logits[0] if len(logits) == 1 else torch.cat(logits)) if logits else []
+            if not self.pending:
+                # An idle engine remembers nothing, so that the next call's result depends on nothing before it.
+                self._queue.clear_prompts()
+            return outcomes
         except OutOfMemory as e:
             reason = str(e)
         # Outside the handler: the exception's frames hold tensors of this step.
@@ -199,6 +212,8 @@ class TorchEngine:
             self._running_call = head.call
             self._rows.append(Row.start(head.request, head.call))
             seated.append(prompt)
+            if head.request.prompt_ids not in self._queue.recent:
+                self._queue.recent.append(head.request.prompt_ids)
         if seated:
             self._forget_prompts()
         return seated
@@ -238,10 +253,18 @@ class TorchEngine:
         return list(prompts)
 
     def _forget_prompts(self) -> None:
-        """Keep only prompts that a waiting request will need: what was run ahead, or a group partly seated."""
-        if self._queue.prompts:
-            needed = {item.request.prompt_ids for item in islice(self._queue.waiting, self.batch)}
-            self._queue.prompts = {ids: state for ids, state in self._queue.prompts.items() if ids in needed}
+        """Keep only prompts that a waiting request will need (what was run ahead, or a group partly seated), and a few.
+
+        With `isolate` none for a later call: its result would depend on this one.
+        """
+        queue, isolate = self._queue, self.options.isolate
+        waiting = [item for item in islice(queue.waiting, self.batch) if not isolate or item.call == self._running_call]
+        needed = {item.request.prompt_ids for item in waiting}
+        kept = {ids: state for ids, state in queue.prompts.items() if ids in needed}
+        if not isolate:
+            spare = [ids for ids in queue.recent if ids in queue.prompts and ids not in needed]
+            kept |= {ids: queue.prompts[ids].alone() for ids in spare}
+        queue.prompts = kept
 
     def _forward(self, ids: torch.Tensor, cache: Any, **arguments: Any) -> torch.Tensor:
         assert self._policy is not None
@@ -272,7 +295,7 @@ class TorchEngine:
     def _shrink(self, reason: str) -> list[Outcome]:
         """Halve the batch and start its rows over later; a request that does not fit alone fails."""
         rows, self._rows = self._rows, []
-        self._queue.prompts.clear()
+        self._queue.clear_prompts()
         self._cache.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

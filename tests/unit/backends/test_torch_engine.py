@@ -110,6 +110,33 @@ def test_a_group_shares_one_prefill_and_slots_are_refilled_at_once(tmp_path: Pat
     assert max(budget.passes) == 4
 
 
+def test_a_group_that_comes_in_parts_shares_one_prefill_while_the_engine_is_busy(tmp_path: Path) -> None:
+    """As a node gets it: places become free one by one."""
+    budget, prompt = Budget(), (1, 2, 60)
+    engine = make(tmp_path, budget=budget, batch=4)
+    prefills: list[int] = []
+    for part in range(3):
+        before, decoded = len(budget.passes), bool(engine.pending)
+        engine.submit([request(part, prompt_ids=prompt, temperature=0.0, max_tokens=12)])
+        engine.step()
+        prefills.append(len(budget.passes) - before - decoded)
+    assert prefills == [1, 0, 0]
+    outcomes = run(engine)
+    assert len({outcome.token_ids.tobytes() for outcome in outcomes if isinstance(outcome, Completion)}) == 1
+    before = len(budget.passes)
+    engine.submit([request(9, prompt_ids=prompt, temperature=0.0, max_tokens=1)])
+    assert len(run(engine)) == 1 and len(budget.passes) == before + 1
+
+
+def test_isolated_calls_share_no_prefill_either(tmp_path: Path) -> None:
+    budget = Budget()
+    engine = make(tmp_path, budget=budget, isolate=True)
+    for call in range(2):
+        engine.submit([request(call, prompt_ids=(1, 2, 60), temperature=0.0, max_tokens=2)])
+    assert len(run(engine)) == 2
+    assert budget.passes == [1, 1, 1, 1]
+
+
 def test_padding_rows_of_the_embedding_are_never_sampled(tmp_path: Path) -> None:
     engine = make(tmp_path)
     engine.load(write_policy(tmp_path / "small", vocabulary_size=10))
