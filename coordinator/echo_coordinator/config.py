@@ -85,6 +85,9 @@ class PublishSection(_Section):
     gguf: Annotated[tuple[GgufPrecision, ...], AfterValidator(_each_once)] = ()
     """Files for llama.cpp beside them, one of each precision named: `["q8_0"]` for peers on CPUs, `f16` for GPUs. For
     Llama, Qwen2 and Qwen3 models. None by default: each one delays every version by its conversion."""
+    deltas: bool = True
+    """Publish each version also as its difference from the one before, where that is smaller. For bfloat16 it has about
+    1 % of the bytes at learning rate 1e-6, 10 % at 1e-4. Costs the coordinator about a second for each GB."""
     keep_versions: Annotated[int, Field(ge=1)] | None = None
     """Published versions kept on disk; when not set, max_staleness + 2."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 3

@@ -222,6 +222,7 @@ def _publishing(
         max_staleness=settings.work.max_staleness,
         keep_versions=settings.keep_versions,
         lifetime_s=settings.publish.valid_s,
+        deltas=settings.publish.deltas,
     )
     return Publishing(
         state=state,

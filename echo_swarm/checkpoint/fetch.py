@@ -1,13 +1,14 @@
 """Fetching an artifact from several peers at once.
 
-    fetch ─► add manifest ─► whole already? ─► open the download ─► copy equal pieces ─► Download ─► finish ─► report
-                             (hash, return)    (room? resume)       from old versions    (peers)     (rename)
+    fetch ─► add manifest ─► whole already? ─► open the download ─► copy equal pieces ─► deltas ─► Download ─► finish
+                             (hash, return)    (room? resume)       from old versions    (`fill`)  (peers)     (rename)
 
 Nothing is written that was not verified, a kill at any point loses at most the pieces in flight, and a cancelled call
 can simply be made again (or for a newer version: equal pieces are copied).
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -25,13 +26,25 @@ from echo_swarm.identity import PeerId
 from echo_swarm.manifest import Artifact, CheckpointManifest
 from echo_swarm.transport.base import Host
 
-__all__ = ["FetchReport", "FetchSettings", "Fetcher", "Progress", "Providers", "SourcesExhausted"]
+__all__ = ["FetchReport", "FetchSettings", "Fetcher", "Fill", "Progress", "Providers", "SourcesExhausted"]
 
 Progress = Callable[[int, int], None]
 """Called with verified bytes and total bytes after each piece."""
+Fill = Callable[[Signed[CheckpointManifest], PartialArtifact, FetchReport], Awaitable[None]]
+"""Writes pieces that can be had in another way than from peers; raises what ends the fetch."""
 
 _MAX_ROUNDS = 3
 """Downloads of one call after which a disk that returns other bytes than were written is called broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wishes:
+    """What one call of `Fetcher.fetch` asked for."""
+
+    sources: Providers
+    progress: Progress | None
+    fill: Fill | None
+    settings: FetchSettings
 
 
 class Fetcher:
@@ -73,6 +86,8 @@ class Fetcher:
         sources: Providers,
         *,
         progress: Progress | None = None,
+        fill: Fill | None = None,
+        starve_s: float | None = None,
     ) -> FetchReport:
         """Return once the artifact is whole, verified and has its final name (`FetchReport.path`).
 
@@ -81,6 +96,8 @@ class Fetcher:
             artifact: one of its artifacts.
             sources: peers to ask; or an async callable that returns the peers known now, asked again and again.
             progress: told after each piece.
+            fill: asked for what is missing before peers are.
+            starve_s: in place of the settings', see there.
 
         Raises:
             SourcesExhausted: nobody is left to ask; names each and why. What is verified stays; call again later.
@@ -94,7 +111,8 @@ class Fetcher:
         turn = self._turns.setdefault(artifact.digest, anyio.Lock())
         try:
             async with turn:
-                return await self._fetch(signed, artifact, sources, progress)
+                settings = self.settings if starve_s is None else replace(self.settings, starve_s=starve_s)
+                return await self._fetch(signed, artifact, _Wishes(sources, progress, fill, settings))
         finally:
             if turn.statistics().tasks_waiting == 0 and not turn.locked():
                 self._turns.pop(artifact.digest, None)
@@ -103,8 +121,7 @@ class Fetcher:
         self,
         signed: Signed[CheckpointManifest],
         artifact: Artifact,
-        sources: Providers,
-        progress: Progress | None,
+        wishes: "_Wishes",
     ) -> FetchReport:
         version = signed.message.policy_version
         started_s = anyio.current_time()
@@ -113,34 +130,36 @@ class Fetcher:
         path = await anyio.to_thread.run_sync(self._store.verify, version, artifact.kind, artifact.precision)
         report.verify_s = anyio.current_time() - started_s
         if path is None:
-            path = await self._download(version, artifact, sources, progress, report)
+            path = await self._download(signed, artifact, wishes, report)
         report.path = path
         report.seconds = anyio.current_time() - started_s
         return report
 
     async def _download(
         self,
-        version: int,
+        signed: Signed[CheckpointManifest],
         artifact: Artifact,
-        sources: Providers,
-        progress: Progress | None,
+        wishes: "_Wishes",
         report: FetchReport,
     ) -> Path:
+        version = signed.message.policy_version
         partial = await anyio.to_thread.run_sync(self._store.open_partial, version, artifact)
         try:
             report.resumed_bytes = partial.done_bytes
             await self._copy_local(partial, report)
+            if wishes.fill is not None and not partial.have.complete:
+                await wishes.fill(signed, partial, report)
             for _ in range(_MAX_ROUNDS):
                 download = Download(
                     host=self._host,
                     partial=partial,
-                    sources=sources,
+                    sources=wishes.sources,
                     coordinator=self._coordinator,
-                    settings=self.settings,
+                    settings=wishes.settings,
                     grudges=self.grudges,
                     random=Random(self._random.random()),
                     report=report,
-                    on_piece=lambda peer, size: self._count(partial, peer, size, progress),
+                    on_piece=lambda peer, size: self._count(partial, peer, size, wishes.progress),
                 )
                 await download.run()
                 came_s = anyio.current_time()

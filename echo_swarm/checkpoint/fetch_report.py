@@ -45,6 +45,12 @@ class FetchReport:
     """Verified bytes of an earlier attempt."""
     copied_bytes: int = 0
     """From other versions on this disk."""
+    made_bytes: int = 0
+    """Made of an older version and deltas."""
+    delta_bytes: int = 0
+    """Fetched of these deltas; not in `bytes_by_source`, which is of the artifact itself."""
+    delta_fault: str = ""
+    """Why a delta that promised to be cheaper was not used, or not to the end."""
     bytes_by_source: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
     """Verified and written."""
     wasted_bytes: int = 0
@@ -58,6 +64,13 @@ class FetchReport:
     seconds: float = 0.0
     verify_s: float = 0.0
     """Of these, flushing the whole file to disk and hashing it; pieces are hashed as they come."""
+
+    def add_delta(self, delta: "FetchReport") -> None:
+        """Count what fetching a delta for this artifact did."""
+        self.delta_bytes += sum(delta.bytes_by_source.values())
+        self.wasted_bytes += delta.wasted_bytes
+        self.retries += delta.retries
+        self.liars.update(delta.liars)
 
 
 class SourcesExhausted(Unavailable):

@@ -43,7 +43,8 @@ class ManifestShelf:
 
     def save_run(self, raw: bytes) -> None:
         """Keep the (checked) envelope of the RunManifest."""
-        write_atomically(self.folder / "run.bin", raw)
+        if self.run() != raw:
+            write_atomically(self.folder / "run.bin", raw)
 
     def run(self) -> bytes | None:
         """Return the kept envelope of the RunManifest."""

@@ -90,6 +90,13 @@ class VersionStore(ManifestShelf):
         artifact = self._artifact(version, kind, precision)
         return None if artifact is None else self._whole_path(version, artifact)
 
+    def whole(self, digest: bytes) -> Path | None:
+        """Return the path of a whole artifact, whichever version has it."""
+        paths = (
+            self._whole_path(version, artifact) for version, artifact in self._artifacts() if artifact.digest == digest
+        )
+        return next((path for path in paths if path is not None), None)
+
     def complete_versions(self, kind: ArtifactKind) -> list[int]:
         """Return the versions that have a whole artifact of that kind, ascending."""
         return [version for version in self.versions() if self.artifact_path(version, kind) is not None]

@@ -8,7 +8,8 @@ An envelope becomes the trusted head only if, in this order,
 4. its signature fits,
 5. the signer is the run's key (the one in the invite),
 6. it is about this run,
-7. no two of its artifacts have one file name (`Artifact.file_name`); adapters and deltas, and no others, name a base,
+7. no two of its artifacts have one file name (`Artifact.file_name`); adapters and deltas, and no others, name a base;
+   deltas, and no others, a target in the same manifest and a version below,
 8. its version is not below the highest ever trusted: no rollback, also not after a restart, also not when the newer
    manifest has expired,
 9. at the same version its digest is the same: one version, one content.

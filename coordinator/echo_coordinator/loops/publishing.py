@@ -16,6 +16,7 @@ from echo_swarm.directory.base import Directory, head_topic, peers_topic
 from echo_swarm.envelope import seal
 from echo_swarm.errors import StorageFull
 from echo_swarm.identity import Identity
+from echo_swarm.manifest import ArtifactKind
 from echo_swarm.records import PeerRecord
 from echo_swarm.transport.base import Host
 from echo_swarm.work import Role
@@ -69,7 +70,7 @@ class Publishing:
             published = await self._publish(version, needed)
         else:
             published = await self._publish_all(version, needed)
-        digests = [artifact.digest for artifact in published.message.artifacts]
+        digests = [a.digest for a in published.message.artifacts if a.kind is not ArtifactKind.DELTA]
         await self._state.updates.publish(version, digests)
         event, self._changed = self._changed, anyio.Event()
         event.set()

@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from echo_coordinator.publisher.deltas import make_deltas
 from echo_coordinator.publisher.pack import pack, reread
 from echo_swarm.checkpoint.partial import file_digest
 from echo_swarm.checkpoint.retention import check_retention
@@ -43,7 +44,7 @@ class WeightsFile:
     precision: str
     """Of the stored numbers, such as `float32`, `bfloat16`."""
     base_digest: bytes | None = None
-    """For adapters and deltas: the artifact it applies to."""
+    """For adapters: the artifact it applies to."""
 
 
 class Publisher:
@@ -56,6 +57,7 @@ class Publisher:
         max_staleness: the run's, in versions.
         keep_versions: retention; at least max_staleness + 1.
         lifetime_s: after this without a newer version nodes warn that the coordinator is quiet.
+        deltas: whether a version also gets its difference from the one before.
 
     Raises:
         SettingsError: keep_versions is too small.
@@ -71,6 +73,7 @@ class Publisher:
         max_staleness: int,
         keep_versions: int,
         lifetime_s: float = 7 * 86_400.0,
+        deltas: bool = True,
     ) -> None:
         check_retention(keep_versions=keep_versions, max_staleness=max_staleness)
         self._identity = identity
@@ -78,6 +81,7 @@ class Publisher:
         self._clock = clock
         self._keep_versions = keep_versions
         self._lifetime_s = lifetime_s
+        self._deltas = deltas
         self._turn = anyio.Lock()
 
     @property
@@ -121,7 +125,7 @@ class Publisher:
         if version < lowest:
             raise UsageError(f"version {version} cannot be published: the next one is {lowest}")
         try:
-            artifacts = self._pack(version, weights)
+            artifacts = self._pack(version, weights, head)
         except EchoError:
             self._store.discard_unpublished(version)
             raise
@@ -151,7 +155,7 @@ class Publisher:
             if self._store.verify(version, artifact.kind, artifact.precision) is None:
                 raise LocalFault(f"the files of version {version} are damaged")
 
-    def _pack(self, version: int, weights: Sequence[WeightsFile]) -> tuple[Artifact, ...]:
+    def _pack(self, version: int, weights: Sequence[WeightsFile], head: Published | None) -> tuple[Artifact, ...]:
         names = [artifact_file_name(file.kind, file.precision) for file in weights]
         if not names or len(set(names)) != len(names):
             raise UsageError("a version needs weights, and at most one file of each kind and precision")
@@ -161,8 +165,11 @@ class Publisher:
         artifacts: list[Artifact] = []
         for file in weights:
             artifact = pack(file.path, folder, kind=file.kind, precision=file.precision, base_digest=file.base_digest)
-            reread(folder / artifact.file_name, artifact)
             artifacts.append(artifact)
+        if self._deltas and head is not None:
+            artifacts += make_deltas(self._store, head, artifacts, folder)
+        for artifact in artifacts:
+            reread(folder / artifact.file_name, artifact)
         return tuple(artifacts)
 
     def _seal(self, version: int, parent_digest: bytes | None, artifacts: tuple[Artifact, ...]) -> Published:

@@ -9,7 +9,7 @@ from echo_swarm.checkpoint.trust import TrustedHead, check_run_manifest
 from echo_swarm.envelope import seal
 from echo_swarm.errors import BadSignature, MalformedMessage, PeerFault, Untrusted
 from echo_swarm.identity import Identity
-from echo_swarm.manifest import MANIFEST_LIMITS, RunManifest
+from echo_swarm.manifest import MANIFEST_LIMITS, ArtifactKind, RunManifest
 from echo_swarm.records import HeadRecord
 
 
@@ -153,3 +153,31 @@ def _sealed_map(run, manifest):
     return codec.encode(
         {"v": 1, "type": "CheckpointManifest", "payload": payload, "key": run.identity.public_key, "sig": sig}
     )
+
+
+def delta_for(run, target, **changes):
+    base = run.artifact(run.data(50))
+    fields = {"base_digest": base.digest, "base_version": 1, "target_digest": target.digest} | changes
+    return run.artifact(run.data(51, 1), ArtifactKind.DELTA, **fields)
+
+
+def test_a_delta_names_a_target_of_its_version_and_a_base_of_a_lower_one(run):
+    head = TrustedHead(run_id=run.run_id, publisher_key=run.identity.public_key)
+    target = run.artifact(run.data(2))
+    head.update(run.sealed(2, target, delta_for(run, target)), 0.0)
+    adapter = run.artifact(run.data(3, 1), ArtifactKind.LORA_GGUF, base_digest=bytes(32))
+    wrong = [
+        [target, delta_for(run, target, target_digest=None)],
+        [target, delta_for(run, target, base_version=None)],
+        [target, delta_for(run, target, target_digest=bytes(32))],
+        [target, delta_for(run, target, base_version=3)],
+        [target, delta_for(run, target, base_version=7)],
+        [target, delta_for(run, target, precision="float16")],
+        [target, adapter, delta_for(run, adapter)],
+        [run.artifact(run.data(2), base_version=0)],
+        [run.artifact(run.data(2), target_digest=target.digest)],
+    ]
+    for artifacts in wrong:
+        with pytest.raises(MalformedMessage, match="wrong base or target"):
+            head.update(run.sealed(3, *artifacts), 0.0)
+    assert head.version == 2

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from echo_coordinator.publisher import Publisher, VersionConflict, WeightsFile, head_record
@@ -54,7 +55,7 @@ async def test_versions_form_a_chain_that_a_node_trusts(tmp_path):
         assert manifest.parent_digest == parent
         assert artifact.digest == sha256(data) and artifact.size_bytes == len(data)
         assert [artifact.piece_digest(i) for i in range(artifact.piece_count)] == [
-            sha256(data[i : i + (1 << 20)]) for i in range(0, len(data), 1 << 20)
+            sha256(data[i : i + (1 << 16)]) for i in range(0, len(data), 1 << 16)
         ]
         path = publisher._store.artifact_path(version, ArtifactKind.SAFETENSORS)
         assert path is not None and path.read_bytes() == data
@@ -193,6 +194,83 @@ def test_retention_below_staleness_is_refused_at_start(tmp_path):
         publisher_of(tmp_path, max_staleness=8, keep_versions=2)
 
 
-def test_pieces_are_one_to_four_mebibytes(tmp_path):
-    assert [piece_bytes_for(size) >> 20 for size in (1, 1 << 30, (1 << 30) + 1, 1 << 33, 1 << 36)] == [1, 1, 2, 2, 4]
+def test_a_piece_has_64_kibibytes_to_four_mebibytes():
+    sizes = (1, (4 << 20) + 1, (1 << 28) + 1, (1 << 31) + 1, (1 << 34) + 1)
+    assert [piece_bytes_for(size) >> 10 for size in sizes] == [64, 256, 1024, 2048, 4096]
     assert piece_bytes_for(MAX_ARTIFACT_BYTES) == 4 << 20
+
+
+def drifted(folder: Path, steps: int, *, size: int = 2_500_000, gguf: bool = False) -> list[WeightsFile]:
+    """Weights of a version that came `steps` updates later: one element in fifty moved at each."""
+    values = np.frombuffer(Random(1).randbytes(size), "<u2").copy()
+    for step in range(steps):
+        values[np.random.default_rng(step).random(len(values)) < 0.02] += 1
+    entry = {"w": {"dtype": "BF16", "shape": [len(values)], "data_offsets": [0, size]}}
+    header = json.dumps(entry).encode()
+    header += b" " * (-len(header) % 8)
+    path = folder / f"drifted{steps}.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + values.tobytes())
+    files = [WeightsFile(path=path, kind=ArtifactKind.SAFETENSORS, precision="bfloat16")]
+    if gguf:
+        (folder / f"drifted{steps}.gguf").write_bytes(b"GGUF" + values.tobytes())
+        files.append(WeightsFile(path=folder / f"drifted{steps}.gguf", kind=ArtifactKind.GGUF, precision="f16"))
+    return files
+
+
+async def test_a_version_near_the_one_before_is_published_as_a_delta_too(tmp_path):
+    publisher, identity = publisher_of(tmp_path), Identity.from_seed(bytes(32))
+    head = TrustedHead(run_id=RUN_ID, publisher_key=identity.public_key)
+    first = head.update((await publisher.publish(0, drifted(tmp_path, 0, gguf=True))).raw, 0.0).message
+    second = head.update((await publisher.publish(2, drifted(tmp_path, 1, gguf=True))).raw, 0.0).message
+    assert len(first.artifacts) == 2
+    whole, deltas = second.artifacts[:2], second.artifacts[2:]
+    assert [delta.file_name for delta in deltas] == ["delta.bin", "delta-f16.bin"]
+    for base, target, delta in zip(first.artifacts, whole, deltas, strict=True):
+        assert (delta.base_digest, delta.base_version, delta.target_digest) == (base.digest, 0, target.digest)
+        assert delta.size_bytes < 0.05 * target.size_bytes
+    assert not list((tmp_path / "store").rglob("*.tmp"))
+    assert (await publisher.publish(2, drifted(tmp_path, 1))).message == second
+
+
+async def test_unlike_versions_and_those_of_another_size_have_no_delta(tmp_path):
+    publisher = publisher_of(tmp_path)
+    await publisher.publish(0, drifted(tmp_path, 0))
+    for version, weights in ((1, weights_of(tmp_path, 5)), (2, weights_of(tmp_path, 6))):
+        assert len((await publisher.publish(version, [weights])).message.artifacts) == 1
+    assert len((await publisher.publish(3, drifted(tmp_path, 0, size=2_000_000))).message.artifacts) == 1
+
+
+async def test_a_damaged_base_or_a_full_disk_costs_the_delta_and_not_the_version(tmp_path):
+    room = [1 << 40]
+    publisher = publisher_of(tmp_path, free=lambda _: room[0], keep_versions=4)
+    await publisher.publish(0, drifted(tmp_path, 0))
+    room[0] = 4_000_000
+    assert len((await publisher.publish(1, drifted(tmp_path, 1))).message.artifacts) == 1
+    room[0] = 1 << 40
+    path = publisher._store.artifact_path(1, ArtifactKind.SAFETENSORS)
+    assert path is not None
+    with path.open("r+b") as file:
+        file.seek(1_000_000)
+        file.write(b"rot")
+    assert len((await publisher.publish(2, drifted(tmp_path, 2))).message.artifacts) == 1
+    assert len((await publisher.publish(3, drifted(tmp_path, 3))).message.artifacts) == 2
+
+
+@pytest.mark.parametrize("crash_at", range(1, 9))
+async def test_a_crash_while_a_delta_is_made_is_healed_by_publishing_again(tmp_path, monkeypatch, crash_at):
+    await publisher_of(tmp_path).publish(0, drifted(tmp_path, 0))
+    real, calls = os.fsync, []
+
+    def fsync(descriptor):
+        calls.append(descriptor)
+        if len(calls) == crash_at:
+            raise KeyboardInterrupt
+        real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(KeyboardInterrupt):
+            publisher_of(tmp_path).publish_blocking(1, drifted(tmp_path, 1))
+    published = await publisher_of(tmp_path).publish(1, drifted(tmp_path, 1))
+    assert len(published.message.artifacts) == 2
+    assert not list((tmp_path / "store").rglob("*.tmp"))

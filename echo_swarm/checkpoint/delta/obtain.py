@@ -1,0 +1,111 @@
+"""Filling an artifact from an older version and the deltas since, before anybody is asked for its own pieces.
+
+missing pieces ─► route ─► fetch its deltas ─► verify the base ─► apply ─► what is still missing: from peers
+                   └ none, or not cheaper ──────────────────────────────────────▲
+                     any fault but this disk's ─────────────────────────────────┘
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import anyio.to_thread
+
+from echo_swarm.checkpoint.delta.apply import DeltaChain
+from echo_swarm.checkpoint.delta.delta_file import DeltaFile
+from echo_swarm.checkpoint.delta.route import ManifestOf, Route, Step, find_route
+from echo_swarm.checkpoint.fetch import Fetcher, Progress
+from echo_swarm.checkpoint.fetch_report import FetchReport
+from echo_swarm.checkpoint.partial import PartialArtifact
+from echo_swarm.checkpoint.store import VersionStore
+from echo_swarm.envelope import Signed
+from echo_swarm.errors import LocalFault, PeerFault, StorageFull, Unavailable
+from echo_swarm.identity import PeerId
+from echo_swarm.manifest import CheckpointManifest
+
+STARVE_S = 3.0
+"""How long a delta is looked for once nobody who was asked has it. There is another way."""
+
+ProvidersOf = Callable[[bytes], Awaitable[Sequence[PeerId]]]
+"""Returns the peers that have the artifact with a digest, or part of it."""
+
+
+class ByDelta:
+    """The way of one peer. Pass `fill` to `Fetcher.fetch`.
+
+    Args:
+        fetcher: fetches the deltas.
+        store: has the bases; keeps the deltas, so that others can be served.
+        providers_of: who has an artifact.
+        manifest_of: the trusted manifest of a version.
+        progress: told of each piece of a delta.
+
+    """
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        store: VersionStore,
+        *,
+        providers_of: ProvidersOf,
+        manifest_of: ManifestOf,
+        progress: Progress | None = None,
+    ) -> None:
+        self._fetcher = fetcher
+        self._store = store
+        self._providers_of = providers_of
+        self._manifest_of = manifest_of
+        self._progress = progress
+
+    async def fill(self, signed: Signed[CheckpointManifest], partial: PartialArtifact, report: FetchReport) -> None:
+        """Write what can be made of the artifact; `report.delta_fault` says what went wrong, if anything did.
+
+        Raises:
+            StorageFull: the disk cannot take the artifact.
+
+        """
+        route = await find_route(
+            signed,
+            partial.artifact,
+            budget_bytes=partial.artifact.size_bytes - partial.done_bytes,
+            is_whole=lambda artifact: self._store.whole(artifact.digest) is not None,
+            manifest_of=self._manifest_of,
+        )
+        if route is None:
+            return
+        try:
+            for step in route.steps:
+                await self._fetch(step, report)
+        except (PeerFault, Unavailable, LocalFault) as e:
+            report.delta_fault = str(e)
+            return
+        try:
+            report.made_bytes += await self._apply(route, partial)
+        except StorageFull:
+            raise
+        except (PeerFault, LocalFault) as e:
+            report.delta_fault = str(e)
+
+    async def _fetch(self, step: Step, report: FetchReport) -> None:
+        async def providers() -> Sequence[PeerId]:
+            return await self._providers_of(step.delta.digest)
+
+        came = await self._fetcher.fetch(step.signed, step.delta, providers, progress=self._progress, starve_s=STARVE_S)
+        report.add_delta(came)
+
+    async def _apply(self, route: Route, partial: PartialArtifact) -> int:
+        base = await anyio.to_thread.run_sync(
+            self._store.verify, route.base_version, route.base.kind, route.base.precision
+        )
+        if base is None:
+            raise LocalFault(f"version {route.base_version} on this disk is damaged")
+        chain = await anyio.to_thread.run_sync(self._chain, base, route, partial)
+        return await chain.run()
+
+    def _chain(self, base: Path, route: Route, partial: PartialArtifact) -> DeltaChain:
+        deltas: list[DeltaFile] = []
+        for step in route.steps:
+            path = self._store.whole(step.delta.digest)
+            if path is None:
+                raise LocalFault(f"the delta of version {step.signed.message.policy_version} is gone")
+            deltas.append(DeltaFile(path, step.delta))
+        return DeltaChain(base, deltas, partial)
