@@ -215,6 +215,8 @@ async def test_a_paused_run_hands_out_and_consumes_nothing_until_it_is_resumed(t
             await until(lambda: coordinator.reporter.status().trainer.state == Waiting.PAUSED)
             await until(lambda: state.core.leases.total_in_flight() == 0)
             count = state.updates.count
+            # An idle node loads no newer version than the one with which it began.
+            await until(lambda: state.core.versions.published == count)
             assert coordinator.reporter.status().state == "paused"
         async with run.node("newcomer") as node:
             await until(lambda: state.core.roster.live() and node.node.worker.loaded == state.core.versions.published)
