@@ -53,7 +53,7 @@ from echo_swarm.manifest import ArtifactKind
 STEP_S = 300.0
 """A step of a case that takes longer hangs; a first start of vLLM with its self-test takes a minute."""
 LOOK_S = 0.1
-STALENESS = 32
+STALENESS = 256
 """So many batches may be sampled ahead: the node never lacks work."""
 PROMPT_TOKENS = 48
 GRACE_S = 30.0
@@ -318,7 +318,7 @@ def _settings(case: Case, scale: Scale) -> RunSettings:
         environment=EnvironmentSection(name="made_up", max_prompt_tokens=PROMPT_TOKENS),
         work=WorkSettings(
             group_size=4,
-            groups_per_update=4,
+            groups_per_update=2,
             max_staleness=STALENESS,
             max_tokens=scale.tokens,
             no_signal="keep",
