@@ -1,11 +1,14 @@
 """From the news of a version to tokens under it: the parts add up, and few lines say so."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from echo_node.backends.base import LoadTimes
+from echo_node.show import show_local
 from echo_node.status import LocalStatus, read_statuses, summary_lines, write_status
 from echo_node.swaps import KEPT, Swap, Swaps
 from echo_swarm.clock import ManualClock
@@ -110,6 +113,10 @@ def test_the_status_file_keeps_them_and_the_end_of_a_join_sums_them_up(tmp_path:
     assert json.loads(path.read_bytes())["swaps"][0]["verify_s"] == 0.5
     (seen,) = read_statuses(tmp_path, now_s=0)
     assert isinstance(seen.status, LocalStatus) and seen.status.swaps == tuple(swaps.done)
+    console = Console(width=200, file=io.StringIO())
+    show_local(tmp_path, console, as_json=False)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "swap" in shown and "7.8 s" in shown
     last = summary_lines(seen.status)[-1]
     assert last.startswith(
         "the last 3 versions: typically 7.8 s from announcement to first token; version 2: 12.8 s from"
