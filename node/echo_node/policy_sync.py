@@ -77,11 +77,17 @@ class PolicySync:
         self._changed = changed
         self._needed = needed
         self._version_files = VersionFiles(
-            fetcher=fetcher, peers=peers, activity=activity, swaps=swaps, wanted=wanted_files or Wanted()
+            fetcher=fetcher,
+            store=store,
+            peers=peers,
+            activity=activity,
+            swaps=swaps,
+            wanted=wanted_files or Wanted(),
         )
         self._backoff = backoff
         self._run: RunManifest | None = None
         self._hint: int | None = None
+        self._told_expired: int | None = None
         self._files: dict[int, PolicyFiles] = {}
         self._refused: dict[int, str] = {}
         self._wanted: set[int] = set()
@@ -177,7 +183,7 @@ class PolicySync:
         if head_manifest is not None:
             try:
                 await self._trust(head_manifest)
-            except PeerFault as e:
+            except (PeerFault, LocalFault) as e:
                 self._activity.say(f"the coordinator's head is refused ({e}); staying with what is trusted")
         self._wake.set()
 
@@ -238,8 +244,9 @@ class PolicySync:
         record = newest_head(envelopes, run_id=self._invite.run, run_key=self._invite.key)
         if record is not None:
             self.heard(record.policy_version)
-        if self._trusted.is_expired(self._clock.wall_s()):
-            self._activity.rejected("head", "the newest manifest has expired: the coordinator has gone quiet")
+        if self._trusted.is_expired(self._clock.wall_s()) and self._told_expired != self._trusted.version:
+            self._told_expired = self._trusted.version
+            self._activity.say("the newest version's manifest has expired: the coordinator has gone quiet")
 
     def _failed(self, version: int, error: EchoError) -> None:
         backoff, _ = self._retries.get(version, (self._backoff(), 0.0))

@@ -6,7 +6,7 @@
 The base stays in the store: `VersionStore` deletes no model that an adapter here applies to.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -18,16 +18,16 @@ from echo_node.peers import Peers
 from echo_node.swaps import Swaps
 from echo_node.wanted import Wanted
 from echo_swarm.checkpoint.adapter_file import read_adapter
-from echo_swarm.checkpoint.fetch import Fetcher
+from echo_swarm.checkpoint.delta.obtain import ByDelta
+from echo_swarm.checkpoint.delta.route import ManifestOf
+from echo_swarm.checkpoint.fetch import Fetcher, Progress
 from echo_swarm.checkpoint.gguf_file import check_gguf, check_gguf_adapter
 from echo_swarm.checkpoint.safetensors_file import check_layout
+from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.envelope import Signed
 from echo_swarm.errors import EchoError, MalformedMessage
 from echo_swarm.identity import PeerId
 from echo_swarm.manifest import BASE_VERSION, Artifact, ArtifactKind, CheckpointManifest, RunManifest
-
-ManifestOf = Callable[[int], Awaitable[Signed[CheckpointManifest]]]
-"""Returns the trusted manifest of a version, or raises what `PolicySync` retries."""
 
 
 class NotUsable(EchoError):
@@ -37,8 +37,18 @@ class NotUsable(EchoError):
 class VersionFiles:
     """Fetches and checks. What is there already is not fetched again."""
 
-    def __init__(self, *, fetcher: Fetcher, peers: Peers, activity: Activity, swaps: Swaps, wanted: Wanted) -> None:
+    def __init__(
+        self,
+        *,
+        fetcher: Fetcher,
+        store: VersionStore,
+        peers: Peers,
+        activity: Activity,
+        swaps: Swaps,
+        wanted: Wanted,
+    ) -> None:
         self._fetcher = fetcher
+        self._store = store
         self._peers = peers
         self._activity = activity
         self._swaps = swaps
@@ -62,7 +72,7 @@ class VersionFiles:
         if artifact.base_digest is not None:
             base = await self._base(signed, artifact, manifest_of)
         version = signed.message.policy_version
-        path = await self._file(signed, artifact, f"version {version}", version)
+        path = await self._file(signed, artifact, f"version {version}", version, manifest_of)
         self._swaps.usable(version)
         return PolicyFiles(
             policy_version=version,
@@ -86,24 +96,47 @@ class VersionFiles:
         base = self._wanted.choose_base(first.message, adapter)
         if base is None:
             raise NotUsable(self._wanted.lacking_base(first.message, signed.message))
-        return await self._file(first, base, "the base model", signed.message.policy_version), base.digest
+        version = signed.message.policy_version
+        return await self._file(first, base, "the base model", version, manifest_of), base.digest
 
-    async def _file(self, signed: Signed[CheckpointManifest], artifact: Artifact, name: str, wanted_for: int) -> Path:
+    async def _file(
+        self,
+        signed: Signed[CheckpointManifest],
+        artifact: Artifact,
+        name: str,
+        wanted_for: int,
+        manifest_of: ManifestOf,
+    ) -> Path:
         async def providers() -> Sequence[PeerId]:
             return await self._peers.providers(artifact.digest)
 
-        def progress(done: int, total: int) -> None:
-            self._activity.progress(f"fetching {name}: {done / total:.0%} of {total / 1e6:.1f} MB")
-
-        report = await self._fetcher.fetch(signed, artifact, providers, progress=progress)
+        by_delta = ByDelta(
+            self._fetcher,
+            self._store,
+            providers_of=self._peers.providers,
+            manifest_of=manifest_of,
+            progress=self._progress(f"the changes that make {name}"),
+        )
+        report = await self._fetcher.fetch(
+            signed, artifact, providers, progress=self._progress(name), fill=by_delta.fill
+        )
+        if report.delta_fault:
+            self._activity.say(f"{name} came whole, not as its changes ({report.delta_fault})")
         for liar, what in report.liars.items():
             self._activity.say(f"peer {liar} sent wrong bytes of {name} ({what}); not asked again")
         assert report.path is not None
         came_s = anyio.current_time()
         await to_thread.run_sync(_check, report.path, artifact, name)
         verify_s = report.verify_s + anyio.current_time() - came_s
-        self._swaps.fetched(wanted_for, size_bytes=sum(report.bytes_by_source.values()), verify_s=verify_s)
+        came_bytes = sum(report.bytes_by_source.values()) + report.delta_bytes
+        self._swaps.fetched(wanted_for, size_bytes=came_bytes, verify_s=verify_s)
         return report.path
+
+    def _progress(self, name: str) -> Progress:
+        def told(done: int, total: int) -> None:
+            self._activity.progress(f"fetching {name}: {done / total:.0%} of {total / 1e6:.1f} MB")
+
+        return told
 
 
 def _check(path: Path, artifact: Artifact, name: str) -> None:
