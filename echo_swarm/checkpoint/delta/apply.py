@@ -28,16 +28,20 @@ class DeltaChain:
         base: path of the whole base.
         deltas: in the order in which they apply, each from where the one before leads to.
         partial: the artifact on its way.
+        threads: None for one a core.
 
     Raises:
         MalformedMessage: they do not fit together.
 
     """
 
-    def __init__(self, base: Path, deltas: list[DeltaFile], partial: PartialArtifact) -> None:
+    def __init__(
+        self, base: Path, deltas: list[DeltaFile], partial: PartialArtifact, *, threads: int | None = None
+    ) -> None:
         self._base = base
         self._deltas = deltas
         self._partial = partial
+        self._threads = threads or os.cpu_count() or 1
         self._local = threading.local()
         self._header = deltas[0].header
         sizes = {(delta.header.size_bytes, delta.header.block_bytes) for delta in deltas}
@@ -61,8 +65,7 @@ class DeltaChain:
         """
         numbers = iter(self._wanted_blocks())
         written: list[int] = []
-        threads = os.cpu_count() or 1
-        limiter = anyio.CapacityLimiter(threads)
+        limiter = anyio.CapacityLimiter(self._threads)
 
         faults: list[EchoError] = []
 
@@ -75,7 +78,7 @@ class DeltaChain:
                 tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
-            for _ in range(threads):
+            for _ in range(self._threads):
                 tasks.start_soon(work)
         if faults:
             raise faults[0]
