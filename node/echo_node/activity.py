@@ -27,9 +27,10 @@ class Part(IntEnum):
 
     LINK = 0
     POLICY = 1
-    BACKEND = 2
-    WORK = 3
-    PUSH = 4
+    DISK = 2
+    BACKEND = 3
+    WORK = 4
+    PUSH = 5
 
 
 @dataclass(slots=True, kw_only=True)

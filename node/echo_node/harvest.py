@@ -13,9 +13,11 @@ import anyio
 from anyio import to_thread
 
 from echo_node.backends.base import Completion
+from echo_node.backoff import Backoff
 from echo_node.outbox import Outbox
 from echo_swarm.codec import pack_f32, pack_u32
 from echo_swarm.envelope import seal
+from echo_swarm.errors import StorageFull
 from echo_swarm.identity import Identity
 from echo_swarm.trajectory import BehaviourPolicy, Submission, Trajectory, prompt_digest
 from echo_swarm.work import BackendReport, Lease, LeaseMember
@@ -79,7 +81,7 @@ class Harvest:
         self._ripe.append(Ripe(trajectory=trajectory, version=completion.oldest_version if goes_stale else None))
 
     async def flush(self) -> None:
-        """Return once all that was added before is in the outbox, durably. Raises StorageFull."""
+        """Return once all that was added before is in the outbox, durably. Raises StorageFull, and keeps the rest."""
         # The lock: a caller must not return while another one is still writing what both want to be stored.
         async with self._storing:
             ripe, self._ripe = self._ripe, []
@@ -90,9 +92,21 @@ class Harvest:
                 await to_thread.run_sync(self._store, ripe)
             finally:
                 self._being_stored = 0
+                self._ripe = ripe + self._ripe
             self._stored()
 
+    async def flush_patiently(self, waits: Callable[[str], None]) -> None:
+        """As `flush`, again and again while the disk has no room; `waits` is told why."""
+        backoff = Backoff(first_s=0.5, limit_s=10.0)
+        while True:
+            try:
+                return await self.flush()
+            except StorageFull as e:
+                waits(str(e))
+            await anyio.sleep(backoff.next_s())
+
     def _store(self, ripe: list[Ripe]) -> None:
+        """Store what is in `ripe`, and take out of it what is stored."""
         for version, batch in batches(ripe):
             self._outbox.put(
                 seal(self._identity, Submission(run_id=self._run_id, trajectories=tuple(batch))),
@@ -101,6 +115,8 @@ class Harvest:
                 oldest_version=version,
                 lease_ids={trajectory.lease_id for trajectory in batch},
             )
+            stored = set(map(id, batch))
+            ripe[:] = [item for item in ripe if id(item.trajectory) not in stored]
 
 
 def batches(ripe: list[Ripe]) -> Iterator[tuple[int | None, list[Trajectory]]]:

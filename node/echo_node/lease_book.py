@@ -158,3 +158,8 @@ class LeaseBook:
             if not self._open[lease_id].running:
                 del self._open[lease_id]
         return unfinished
+
+
+def is_sound(lease: Lease) -> bool:
+    """Whether a lease's prompt can be unpacked; everything else about it was checked when it was read."""
+    return bool(lease.prompt_ids) and len(lease.prompt_ids) % 4 == 0

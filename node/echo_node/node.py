@@ -34,7 +34,7 @@ from enum import StrEnum
 import anyio
 from anyio import to_thread
 
-from echo_node.activity import Activity
+from echo_node.activity import Activity, Part
 from echo_node.backends.restart import RestartPolicy
 from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths, run_dirs
@@ -59,7 +59,7 @@ from echo_swarm.checkpoint.trust import TrustedHead
 from echo_swarm.clock import Clock
 from echo_swarm.directory.announce import keep_announced
 from echo_swarm.directory.base import Directory, peers_topic
-from echo_swarm.errors import LocalFault
+from echo_swarm.errors import LocalFault, StorageFull
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.transport.base import Host
@@ -243,7 +243,7 @@ class Node:
             RunNotFound, PeerUnreachable: see `Link.run`.
             IdentityInUse: another process with this key is live.
             BackendFailed: the backend cannot be kept alive; with its own last words.
-            StorageFull: finished work cannot be written.
+            StorageFull: the node leaves, and finished work cannot be written.
             PeerFault: what the coordinator says about the run does not fit the invite.
 
         """
@@ -309,7 +309,8 @@ class Node:
             try:
                 await to_thread.run_sync(write_status, self._paths.status, self.status())
             except LocalFault as e:
-                self.activity.rejected("status file", str(e))
+                missing = "room on the disk" if isinstance(e, StorageFull) else "the status file to be written"
+                self.activity.waits(Part.DISK, missing, str(e))
             await anyio.sleep(min(self.heartbeat.beat_s, STATUS_S))
 
     def status(self, *, running: bool = True) -> LocalStatus:

@@ -12,7 +12,7 @@ from echo_node.link import Link
 from echo_node.outbox import Dropped, Entry, Outbox
 from echo_swarm.codec import unpack_u32
 from echo_swarm.envelope import unseal
-from echo_swarm.errors import MalformedMessage, PeerUnreachable, RemoteError
+from echo_swarm.errors import MalformedMessage, PeerUnreachable, RemoteError, StorageFull
 from echo_swarm.trajectory import SUBMISSION_LIMITS, Reason, Submission, Verdict
 from echo_swarm.work import Push, PushReply
 
@@ -67,23 +67,31 @@ class Pusher:
         self._filled.set()
 
     async def run(self) -> None:
-        """Push for ever. Raises StorageFull when the outbox cannot be written."""
+        """Push for ever. While the outbox cannot be written, which a push begins and ends with, wait for room."""
         while True:
-            self._filled = anyio.Event()
-            entry, dropped = await to_thread.run_sync(self._next)
-            if dropped:
-                self._activity.say(f"dropped {dropped} trajectories that had become too old to be of use")
-                self._on_settled()
-            if entry is None:
-                self._emptied.set()
-                self._emptied = anyio.Event()
-                with anyio.move_on_after(IDLE_S):
-                    await self._filled.wait()
-                continue
-            await self._link.ready()
-            pause_s = await self._push(entry)
+            try:
+                pause_s = await self._push_next()
+            except StorageFull as e:
+                self._activity.waits(Part.DISK, "room on the disk", str(e))
+                pause_s = self._backoff.next_s()
             if pause_s:
                 await anyio.sleep(pause_s)
+
+    async def _push_next(self) -> float:
+        """Push what is oldest, or wait for something to push. Returns how long to wait afterwards."""
+        self._filled = anyio.Event()
+        entry, dropped = await to_thread.run_sync(self._next)
+        if dropped:
+            self._activity.say(f"dropped {dropped} trajectories that had become too old to be of use")
+            self._on_settled()
+        if entry is not None:
+            await self._link.ready()
+            return await self._push(entry)
+        self._emptied.set()
+        self._emptied = anyio.Event()
+        with anyio.move_on_after(IDLE_S):
+            await self._filled.wait()
+        return 0.0
 
     async def empty(self) -> None:
         """Wait until all that waits has its verdicts; the caller sets the deadline."""

@@ -13,6 +13,7 @@ A flush comes before each release, so that members already done are never handed
 
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 import anyio
 from anyio import to_thread
@@ -23,7 +24,7 @@ from echo_node.backends.restart import RestartPolicy
 from echo_node.backends.self_test import SelfTestFailed
 from echo_node.backoff import Backoff
 from echo_node.harvest import MAX_PER_SUBMISSION, Harvest
-from echo_node.lease_book import LeaseBook
+from echo_node.lease_book import LeaseBook, is_sound
 from echo_node.link import Link
 from echo_node.outbox import Outbox
 from echo_node.prober import Scored, score_or_refusal
@@ -33,7 +34,7 @@ from echo_node.swaps import Swaps
 from echo_node.waits import describe_wait
 from echo_swarm.clock import Clock
 from echo_swarm.errors import BackendFailed, MalformedMessage, PeerUnreachable, RemoteError
-from echo_swarm.work import BackendReport, Lease, LeaseReply, LeaseRequest, Release, Released, WaitReason
+from echo_swarm.work import BackendReport, LeaseReply, LeaseRequest, Release, Released, WaitReason
 
 LEASE_WAIT_S = 10.0
 """Long poll: how long the coordinator may hold a request for work."""
@@ -79,6 +80,7 @@ class Worker:
         self._clock = clock
         self._activity = activity
         self._swaps = swaps
+        self._no_room = partial(activity.waits, Part.DISK, "room on the disk")
         self._heard = heard
         self._run_finished = run_finished
         self._sampler: Sampler | None = None
@@ -137,20 +139,22 @@ class Worker:
         return Scored(scores=await score_or_refusal(sampler.score, request), report=sampler.report)
 
     async def run(self) -> None:
-        """Work for ever. Raises BackendFailed when the backend cannot be kept alive, StorageFull from the outbox."""
+        """Work for ever. Raises BackendFailed when the backend cannot be kept alive."""
         async with anyio.create_task_group() as tasks:
             for part in (self._supervise, self._ask_until_leaving, self._flush_often, self._watch_deadlines):
                 tasks.start_soon(part)
             tasks.start_soon(self._send_releases)
 
     async def wind_down(self, *, grace_s: float) -> None:
-        """Take no more work, let what runs finish and be judged, each within `grace_s`. `run` goes on meanwhile."""
+        """Take no more work, let what runs finish and be judged, each within `grace_s`; `run` goes on. StorageFull."""
         self._leaving = True
         self._asking.cancel()
         self._unfinished = self._book.drop_waiting()
         with anyio.move_on_after(grace_s):
             while self._book.running and self._sampler is not None:
                 await self._changed.wait()
+        with anyio.move_on_after(grace_s):
+            await self._harvest.flush_patiently(self._no_room)
         await self._harvest.flush()
         with anyio.move_on_after(grace_s):
             await self._link.ready()
@@ -286,7 +290,8 @@ class Worker:
 
     async def _flush(self) -> None:
         complete = [lease_id for lease_id in self._book.ids if self._book.is_complete(lease_id)]
-        await self._harvest.flush()
+        await self._harvest.flush_patiently(self._no_room)
+        self._activity.done(Part.DISK)
         if self._book.drop(complete):
             self._notify()
 
@@ -315,7 +320,7 @@ class Worker:
             self._release_due = anyio.Event()
             releases, self._releases = self._releases, []
             for lease_ids, cause, failed in releases:
-                await self._harvest.flush()
+                await self._harvest.flush_patiently(self._no_room)
                 with anyio.move_on_after(SETTLE_S):
                     await self._pusher.pushed(lease_ids)
                 await self._release(lease_ids, cause, failed=failed, leaving=False)
@@ -333,11 +338,6 @@ class Worker:
         self._changed = anyio.Event()
         if self._sampler is not None:
             self._sampler.wake()
-
-
-def is_sound(lease: Lease) -> bool:
-    """Whether a lease's prompt can be unpacked; everything else about it was checked when it was read."""
-    return bool(lease.prompt_ids) and len(lease.prompt_ids) % 4 == 0
 
 
 def _leaves(group: BaseExceptionGroup[BackendFailed]) -> list[BackendFailed]:

@@ -2,6 +2,7 @@
 
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from echo_node.harvest import MAX_PER_SUBMISSION, Harvest, batches
 from echo_node.outbox import Outbox
 from echo_swarm.codec import pack_u32, unpack_f32, unpack_u32
 from echo_swarm.envelope import unseal
+from echo_swarm.errors import StorageFull
 from echo_swarm.identity import Identity
 from echo_swarm.trajectory import SUBMISSION_LIMITS, FinishReason, Submission, prompt_digest
 from echo_swarm.work import BackendReport, Lease, LeaseMember, Sampling
@@ -82,3 +84,37 @@ def test_the_longest_completions_of_the_protocol_fit_into_submissions(tmp_path: 
     while (entry := outbox.oldest()) is not None:
         assert unseal(entry.envelope, Submission, SUBMISSION_LIMITS).message.trajectories
         outbox.settle(entry.id, {})
+
+
+class NarrowOutbox(Outbox):
+    """An outbox on a disk that has room for so many more submissions."""
+
+    room = 1
+
+    def put(self, envelope: bytes, **facts: Any) -> bool:
+        if not self.room:
+            raise StorageFull("the outbox cannot be written; free some disk space")
+        self.room -= 1
+        return super().put(envelope, **facts)
+
+
+@pytest.mark.anyio
+async def test_what_a_full_disk_does_not_take_is_kept_and_stored_once_there_is_room(tmp_path: Path):
+    outbox = NarrowOutbox(tmp_path / "outbox.sqlite")
+    harvest = harvest_into(outbox)
+    for version in (4, 4, 5):
+        harvest.add(lease(), LeaseMember(member=len(harvest), seed=77), completion(version), REPORT)
+    with pytest.raises(StorageFull):
+        await harvest.flush()
+    assert (outbox.pending(), harvest.unstored) == (2, 1)
+    reasons: list[str] = []
+
+    def told(reason: str) -> None:
+        reasons.append(reason)
+        outbox.room = 8
+
+    harvest.add(lease(), LeaseMember(member=3, seed=77), completion(5), REPORT)
+    await harvest.flush_patiently(told)
+    assert reasons == ["the outbox cannot be written; free some disk space"]
+    assert (outbox.pending(), harvest.unstored) == (4, 0)
+    outbox.close()
