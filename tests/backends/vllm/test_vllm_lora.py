@@ -60,6 +60,7 @@ class Versions:
 async def test_each_version_answers_with_its_own_adapter_after_every_swap(
     backend: ChildBackend, folder: Path, kind: str
 ) -> None:
+    """Field case 75: the same prompt, so that a block kept of the old adapter would be found."""
     versions = Versions(folder / "lora", kind)
     worst, far = 0.0, []
     for seed in (1, 2, 1):

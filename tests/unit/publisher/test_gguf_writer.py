@@ -169,6 +169,7 @@ def test_tensors_larger_than_a_block_are_written_in_parts(tmp_path, monkeypatch)
     ],
 )
 def test_models_that_would_come_out_wrong_are_refused(changes, words, tmp_path):
+    """Field case 82."""
     models.save_model("qwen2", tmp_path)
     config = json.dumps(json.loads((tmp_path / "config.json").read_text()) | changes)
     with pytest.raises(NotConvertible) as refused:

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -80,6 +81,34 @@ def test_ids_match_those_of_transformers(folder: Path) -> None:
     messages = [{"role": "user", "content": "1"}]
     expected = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert tokenizer.encode(chat("1")) == expected
+
+
+def test_two_hundred_strings_of_any_script_get_the_ids_that_transformers_gives(tmp_path: Path) -> None:
+    """Field case 82. Nodes have no tokenizer, GGUF files no vocabulary: nowhere else does text become ids."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import AutoTokenizer
+
+    draw = Random(82)
+    letters = "abc XYZ 0123 .,;{}()\n\t" + "äßéøñ" + "привет" + "日本語" + "한글" + "مرحبا" + "🙂👩‍👩‍👧"
+    strings = ["".join(draw.choices(letters, k=draw.randint(1, 60))) for _ in range(199)] + ["  leading and trailing  "]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    bpe.train_from_iterator(strings[:50], trainer)
+    bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    bpe.save(str(tmp_path / "tokenizer.json"))
+    template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    reference, ours = AutoTokenizer.from_pretrained(tmp_path), PromptTokenizer(tmp_path, [1])
+    for text in strings:
+        ids = reference(text)["input_ids"]
+        assert ours.encode(Prompt(text=text)) == ids and ids.count(0) == 1
+        assert ours.decode([*ids[1:], 1]) == reference.decode(ids[1:]) == text
+        said = [{"role": "user", "content": text}]
+        assert ours.encode(chat(text)) == reference.apply_chat_template(said, return_dict=False)
 
 
 def test_completions_lose_their_end_token_and_nothing_else(folder: Path) -> None:
