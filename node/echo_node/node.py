@@ -16,8 +16,8 @@
     who waits                  for                                 bounded by
     ─────────────────────────  ──────────────────────────────────  ─────────────────────────────────────────────
     everything that calls      Link.ready                          nothing: told to people, with back-off
-    Worker asking for leases   a loaded version, a free place      LeaseBook: batch + a quarter of it
-    Sampler                    leases, versions, places            unanswered requests: the backend's batch
+    Worker asking for leases   a loaded version, a free place      LeaseBook: one and a half batches
+    Sampler                    leases, versions, places            unanswered requests: batch + a quarter
     Pusher                     the outbox; room at coordinator     Outbox: max_outbox_bytes, half of it stops asking
     PolicySync                 hints, retries                      one download at a time
     release of a lease         its finished members being pushed   10 s

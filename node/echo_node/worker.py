@@ -1,7 +1,7 @@
 """The node's work: leases in, trajectories out.
 
     coordinator ──lease──► _ask ──► LeaseBook ──► Sampler ──► backend child
-                            ▲ asks for batch + prefetch − held │
+                            ▲ asks for places + prefetch − held│
                             │                                  ▼ completions
                             └──── nothing while no version     Harvest ──flush──► outbox ──► pusher ──► coordinator
                                   is loaded or the outbox      (lease complete, 32 trajectories, or FLUSH_S)
@@ -249,12 +249,12 @@ class Worker:
         backlogged = await to_thread.run_sync(self._outbox.backlogged)
         if backlogged or self._sampler is None or self._sampler.loaded is None or self._policies.left_behind:
             return 0
-        batch = self._sampler.report.batch
+        batch, places = self._sampler.report.batch, self._sampler.places
         if self._harvest.unstored > max(batch, MAX_PER_SUBMISSION):
             # The disk is slower than the backend; how full the outbox is cannot be told before it has caught up.
             return 0
         prefetch = max(1, batch // 4)
-        wanted = batch + prefetch - self._book.running - self._book.waiting
+        wanted = places + prefetch - self._book.running - self._book.waiting
         # Not one request for each completion: a quarter of the batch at once, out of the prefetch.
         return wanted if wanted >= prefetch else 0
 

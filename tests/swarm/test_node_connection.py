@@ -180,13 +180,13 @@ async def test_leaving_while_the_coordinator_is_away_is_quick_and_keeps_the_work
     puppet = PuppetBackend(batch=4)
     puppet.hold = True
     async with swarm.serving() as host, swarm.node(puppet=puppet, grace_s=0.3) as running:
-        await until(lambda: len(puppet.running) == 4)
+        await until(lambda: len(puppet.running) == 5)
         swarm.network.partition(running.host.peer_id, host.peer_id)
         puppet.finish()
-        await until(lambda: running.node.outbox.pending() == 4)
+        await until(lambda: running.node.outbox.pending() == 5)
         with anyio.fail_after(120):
             assert await running.leave() is Outcome.STOPPED
-    assert running.node.status().pending == 4
+    assert running.node.status().pending == 5
 
 
 async def test_the_same_key_after_a_quick_restart_is_one_peer_with_its_old_counters(tmp_path: Path):

@@ -59,16 +59,32 @@ async def test_counters_stay_equal_when_the_network_loses_and_repeats(tmp_path: 
     assert len(members) == len(set(members))
 
 
-async def test_the_batch_is_kept_full_across_leases(tmp_path: Path):
+async def test_the_batch_is_kept_full_across_leases_with_a_few_requests_waiting_in_the_backend(tmp_path: Path):
     swarm = make_swarm(tmp_path, group_size=3)
     swarm.coordinator.publish(0)
     puppet = PuppetBackend(batch=8)
     puppet.hold = True
     async with swarm.serving(), swarm.node(puppet=puppet):
         for _ in range(6):
-            await until(lambda: len(puppet.running) == 8)
+            await until(lambda: len(puppet.running) == 10)
             puppet.finish(5)
-        assert puppet.most_running == 8
+        assert puppet.most_running == 10
+
+
+async def test_nothing_waits_in_the_backend_while_a_newer_version_is_on_its_way(tmp_path: Path):
+    """What waits there would begin on the old weights, and the new ones would wait for it."""
+    swarm = make_swarm(tmp_path)
+    swarm.coordinator.publish(12)
+    puppet = PuppetBackend(batch=8)
+    puppet.hold = True
+    async with swarm.serving(), swarm.node(puppet=puppet) as running:
+        await until(lambda: len(puppet.running) == 10)
+        running.node.policies.heard(13)
+        puppet.finish(4)
+        await until(lambda: len(puppet.running) == 8)
+        puppet.finish(1)
+        await until(lambda: len(puppet.running) == 8)
+        assert puppet.loaded == [12]
 
 
 async def test_a_new_version_is_taken_up_and_aborts_nothing(tmp_path: Path):
@@ -77,10 +93,10 @@ async def test_a_new_version_is_taken_up_and_aborts_nothing(tmp_path: Path):
     puppet = PuppetBackend(batch=4)
     puppet.hold = True
     async with swarm.serving(), swarm.node(puppet=puppet) as running:
-        await until(lambda: len(puppet.running) == 4)
+        await until(lambda: len(puppet.running) == 5)
         swarm.coordinator.publish(13)
         await until(lambda: running.node.policies.newest == 13)
-        assert puppet.loaded == [12] and len(puppet.running) == 4
+        assert puppet.loaded == [12] and len(puppet.running) == 5
         puppet.hold = False
         puppet.finish()
         await until(lambda: 13 in puppet.loaded)
@@ -203,7 +219,7 @@ async def test_a_backend_that_dies_is_started_again_and_its_leases_go_back_unbla
     puppet = PuppetBackend(batch=4)
     puppet.hold = True
     async with swarm.serving(), swarm.node(puppet=puppet):
-        await until(lambda: len(puppet.running) == 4)
+        await until(lambda: len(puppet.running) == 5)
         puppet.hold = False
         puppet.die("killed by signal SIGKILL")
         await until(lambda: coordinator.released and len(coordinator.accepted) >= 8)
@@ -298,7 +314,7 @@ async def test_leaving_finishes_what_it_can_and_hands_back_the_rest(tmp_path: Pa
     puppet = PuppetBackend(batch=4)
     puppet.hold = True
     async with swarm.serving(), swarm.node(puppet=puppet, grace_s=0.3) as running:
-        await until(lambda: len(puppet.running) == 4)
+        await until(lambda: len(puppet.running) == 5)
         puppet.finish(1)
         with anyio.fail_after(120):
             await running.leave()

@@ -11,7 +11,7 @@ import pytest
 from echo_coordinator.coordinator import Coordinator
 from echo_coordinator.state.probe_settings import ProbeSettings
 from echo_coordinator.trainer.probe_job import ProbeJob, ProbeValues
-from echo_node.backends.base import PolicyFiles, ScoreRequest, Scores
+from echo_node.backends.base import LoadTimes, PolicyFiles, ScoreRequest, Scores
 from echo_node.backends.inline import InlineBackend
 from echo_node.backends.options import ScriptedOptions
 from echo_node.backends.scripted import ScriptedEngine, script_logprobs
@@ -233,9 +233,9 @@ async def test_a_probe_that_comes_before_the_first_load_or_whose_backend_dies_is
     scored, fail, loading = 0, True, anyio.Event()
     load, score = puppet.load, puppet.score
 
-    async def slow_load(policy: PolicyFiles) -> None:
+    async def slow_load(policy: PolicyFiles) -> LoadTimes:
         await loading.wait()
-        await load(policy)
+        return await load(policy)
 
     async def failing_score(request: ScoreRequest) -> Scores:
         nonlocal scored, fail
