@@ -43,6 +43,7 @@ from echo_coordinator.state.service import MAX_REQUEST_BYTES, Published, WorkSer
 from echo_coordinator.trainer.client import start_trainer
 from echo_coordinator.trainer.settings import TrainerConfig, correction_warnings
 from echo_swarm.checkpoint.files import write_atomically
+from echo_swarm.checkpoint.rate import bytes_per_s
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.clock import SystemClock
@@ -145,7 +146,13 @@ async def run_coordinator(
     async with (
         open_run(folder.database, settings.work, facts, clock, settings.probes) as state,
         children.open_scorers() as pool,
-        BlobServer(host, store, max_uploads=32) as blobs,
+        BlobServer(
+            host,
+            store,
+            max_uploads=32,
+            allocates=True,
+            max_bytes_per_s=bytes_per_s(settings.network.max_upload_mbit),
+        ) as blobs,
     ):
         _check_whole(folder, store, state)
         publishing = _publishing(folder, settings, identity, store, state)

@@ -2,7 +2,8 @@
 
     run       RunRequest       → EnvelopeReply   the RunManifest's envelope
     manifest  ManifestRequest  → EnvelopeReply   a CheckpointManifest's envelope; the newest one without a version
-    have      HaveRequest      → HaveReply       which pieces of an artifact this peer has verified
+    have      HaveRequest      → HaveReply       which pieces of an artifact this peer has, and who else wants them
+    offer     OfferRequest     → OfferReply      which of the pieces wanted to ask the coordinator for
     piece     PieceRequest     → PieceReply      one of them
 
 Answers that are no messages: error codes `unknown_run`, `not_found` (nothing of it here, or not that piece), `busy`
@@ -20,13 +21,18 @@ from echo_swarm.identity import PeerId
 from echo_swarm.manifest import MANIFEST_LIMITS, MAX_PIECE_BYTES
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcClient, call_message
-from echo_swarm.wire import U32, U63, Digest, Message, RunId
+from echo_swarm.wire import U32, U63, Address, Digest, Message, RunId
 
 BLOB_PROTOCOL = "/echo-swarm/blob/1"
 NOT_FOUND = "not_found"
 BUSY = "busy"
 
-MAX_REQUEST_BYTES = 4096
+MAX_REQUEST_BYTES = MAX_PACKED_BYTES + 4096
+MAX_WAIT_S = 30.0
+"""How long a `have` may wait for news."""
+MAX_HINTS = 16
+MAX_ADDRESSES = 4
+MAX_OFFERED = 64
 MAX_REPLY_BYTES = MANIFEST_LIMITS.max_bytes + OVERHEAD_BYTES + 1024
 """The largest answer: a manifest, or a piece of MAX_PIECE_BYTES."""
 
@@ -54,15 +60,44 @@ class EnvelopeReply(Message):
 
 
 class HaveRequest(Message):
-    """Ask which pieces of an artifact can be fetched."""
+    """Ask which pieces of an artifact can be fetched. Who asks is after them itself, and others are told so."""
 
     digest: Digest
+    known: U32
+    """Pieces that the answerer was last known to have; 0 at first."""
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)]
+    """How long to wait while it has no more than those."""
+    addresses: Annotated[tuple[Address, ...], Field(strict=False, max_length=MAX_ADDRESSES)]
+    """Where the asker can be dialled; empty for outbound only."""
+
+
+class PeerHint(Message):
+    """Somebody who may have pieces. A claim: dialling tells."""
+
+    peer: Annotated[str, Field(min_length=1, max_length=64)]
+    addresses: Annotated[tuple[Address, ...], Field(strict=False, min_length=1, max_length=MAX_ADDRESSES)]
 
 
 class HaveReply(Message):
-    """A `PieceMap`, packed."""
+    """A `PieceMap`, packed, and who else is after the artifact."""
 
     pieces: Annotated[bytes, Field(max_length=MAX_PACKED_BYTES)]
+    peers: Annotated[tuple[PeerHint, ...], Field(strict=False, max_length=MAX_HINTS)]
+
+
+class OfferRequest(Message):
+    """Ask which pieces to ask for."""
+
+    digest: Digest
+    pieces: Annotated[bytes, Field(max_length=MAX_PACKED_BYTES)]
+    """A `PieceMap` of those wanted, packed."""
+    count: Annotated[int, Field(ge=1, le=MAX_OFFERED)]
+
+
+class OfferReply(Message):
+    """Pieces that nobody, or few, were told to ask for."""
+
+    indexes: Annotated[tuple[U32, ...], Field(strict=False, max_length=MAX_OFFERED)]
 
 
 class PieceRequest(Message):
@@ -119,10 +154,26 @@ class BlobClient:
         request = ManifestRequest(run_id=run_id, policy_version=version)
         return (await call_message(self._rpc, "manifest", request, EnvelopeReply, timeout_s=timeout_s)).envelope
 
-    async def have(self, digest: bytes, *, timeout_s: float) -> bytes:
-        """Return the packed map of the pieces that the peer says it has."""
-        request = HaveRequest(digest=digest)
-        return (await call_message(self._rpc, "have", request, HaveReply, timeout_s=timeout_s)).pieces
+    async def have(
+        self, digest: bytes, *, known: int = 0, wait_s: float = 0.0, addresses: tuple[str, ...] = (), timeout_s: float
+    ) -> HaveReply:
+        """Return the pieces that the peer says it has, and whom it says to be after them too.
+
+        Args:
+            digest: of the artifact.
+            known: pieces that it is known to have.
+            wait_s: how long it may wait until it has more; added to `timeout_s`.
+            addresses: where others can dial us.
+            timeout_s: for an answer.
+
+        """
+        request = HaveRequest(digest=digest, known=known, wait_s=wait_s, addresses=addresses[:MAX_ADDRESSES])
+        return await call_message(self._rpc, "have", request, HaveReply, timeout_s=wait_s + timeout_s)
+
+    async def offer(self, digest: bytes, wanted: bytes, count: int, *, timeout_s: float) -> tuple[int, ...]:
+        """Return which of the wanted pieces (a packed map) the peer would rather give; only the coordinator answers."""
+        request = OfferRequest(digest=digest, pieces=wanted, count=count)
+        return (await call_message(self._rpc, "offer", request, OfferReply, timeout_s=timeout_s)).indexes
 
     async def piece(self, digest: bytes, index: int, *, timeout_s: float) -> bytes:
         """Return what the peer says is that piece."""

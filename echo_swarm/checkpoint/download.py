@@ -1,24 +1,28 @@
 """Getting the missing pieces of one artifact from whoever has them.
 
     discover ──► one conversation per source ──► up to `window` requests each ──► thread: verify, write
-        ▲              │ PiecePlan says what to ask       │
-        └── failed ────┴──────── pieces, wake-ups ◄───────┘
+      ▲  ▲             │ PiecePlan says what to ask (the coordinator chooses itself)  │
+      │  └── failed ───┴──────────────── pieces, wake-ups ◄───────────────────────────┘
+      └── who else is after it: sources say, and whoever asked this peer
 
 All conversations run at once, so a slow, silent or lying source costs its own time only; the total is no sum of
 deadlines. The first local fault (full disk) ends everything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 from echo_swarm.checkpoint.blob import BUSY, NOT_FOUND, BlobClient
 from echo_swarm.checkpoint.fetch_plan import PiecePlan
 from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings, Grudges, SourcesExhausted
+from echo_swarm.checkpoint.interest import InterestBook
 from echo_swarm.checkpoint.partial import PartialArtifact
 from echo_swarm.checkpoint.pieces import PieceMap
+from echo_swarm.checkpoint.rate import RateLimit
 from echo_swarm.checkpoint.sources import Providers, SourceBook
 from echo_swarm.errors import EchoError, LocalFault, MalformedMessage, PeerFault, PeerUnreachable, RemoteError
 from echo_swarm.identity import PeerId
@@ -30,6 +34,10 @@ _MAX_STRIKES = 3
 """Times that a source may say it has a piece and then not give it. More than one: a piece can move while we ask."""
 _MAX_BUSY = 20
 _PROVIDERS_TIMEOUT_S = 10.0
+_DIAL_TIMEOUT_S = 3.0
+_MAX_DIALS = 8
+_MAX_HINTED = 256
+"""Peers dialled in one download because others named them."""
 
 
 class _Conversation:
@@ -43,6 +51,11 @@ class _Conversation:
         self.strikes = 0
         self.busy = 0
         self.busy_until_s = 0.0
+        self.held = 0
+        """Pieces that it was last known to have."""
+        self.offers = False
+        """Whether it chooses the pieces that we ask it for."""
+        self.offered: list[int] = []
 
     def end(self, fault: EchoError) -> None:
         """Stop talking, for this reason."""
@@ -65,6 +78,8 @@ class Download:
         random: Random,
         report: FetchReport,
         on_piece: Callable[[PeerId, int], None],
+        interest: InterestBook,
+        rate: RateLimit,
     ) -> None:
         self._host = host
         self._partial = partial
@@ -74,20 +89,27 @@ class Download:
         self._grudges = grudges
         self._report = report
         self._on_piece = on_piece
+        self._interest = interest
+        self._rate = rate
+        self._coordinator = coordinator
+        in_memory = max(1, settings.max_in_flight_bytes // self._artifact.piece_bytes)
         self._plan = PiecePlan(
             partial.have,
             coordinator=coordinator,
             window=settings.window,
-            max_in_flight=settings.max_in_flight,
+            max_in_flight=min(settings.max_in_flight, in_memory),
             random=random,
         )
         self._book = SourceBook(
             max_active=settings.max_sources, max_attempts=settings.max_attempts, retry_s=settings.retry_s
         )
+        self._hinted: set[PeerId] = set()
+        self._dials = anyio.Semaphore(_MAX_DIALS)
         self._over = anyio.Event()
         self._changed = anyio.Event()
         self._source_ended = anyio.Event()
         self._fault: EchoError | None = None
+        self._tasks: TaskGroup
 
     async def run(self) -> None:
         """Return when nothing is missing.
@@ -100,6 +122,7 @@ class Download:
         if self._partial.have.complete:
             return
         async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
             tasks.start_soon(self._discover)
             await self._over.wait()
             tasks.cancel_scope.cancel()
@@ -142,7 +165,7 @@ class Download:
                 peers = await peers()
             if scope.cancelled_caught or callable(peers):
                 return
-        for peer in peers:
+        for peer in (*peers, *self._interest.connected(self._artifact.digest, now_s)):
             reason = self._grudges.reason(peer, now_s)
             if reason is not None:
                 self._report.liars.setdefault(peer, reason)
@@ -154,6 +177,7 @@ class Download:
         try:
             async with BlobClient(self._host, peer) as client:
                 talk = _Conversation(client)
+                talk.offers = peer == self._coordinator
                 self._plan.update(peer, await self._ask_have(talk))
                 await self._exchange(talk)
                 if talk.fault is not None:
@@ -179,25 +203,56 @@ class Download:
                 tasks.start_soon(self._refresh, talk)
                 while True:
                     now_s = anyio.current_time()
-                    index = None if now_s < talk.busy_until_s else self._plan.take(talk.peer, now_s)
+                    index = None if now_s < talk.busy_until_s else await self._next(talk, now_s)
                     if index is not None:
                         tasks.start_soon(self._request, talk, index)
                         continue
                     with anyio.move_on_after(_IDLE_S):
                         await self._changed.wait()
 
+    async def _next(self, talk: _Conversation, now_s: float) -> int | None:
+        """Return the piece to ask of a source now."""
+        if not talk.offers:
+            return self._plan.take(talk.peer, now_s)
+        if not talk.offered:
+            wanted, count = self._plan.wanted(talk.peer)
+            if count:
+                await self._ask_offer(talk, wanted, count)
+        while talk.offered:
+            index = talk.offered.pop()
+            if self._plan.claim(talk.peer, index, anyio.current_time()):
+                return index
+        return self._plan.take_late(talk.peer, now_s)
+
+    async def _ask_offer(self, talk: _Conversation, wanted: PieceMap, count: int) -> None:
+        try:
+            offered = await talk.client.offer(
+                self._artifact.digest, wanted.pack(), count, timeout_s=self._settings.answer_timeout_s
+            )
+        except RemoteError:
+            talk.offers = False  # It leaves the choice to us.
+        except (PeerUnreachable, PeerFault) as e:
+            talk.end(e)
+        else:
+            talk.offered = [index for index in offered if index in wanted]
+
     async def _refresh(self, talk: _Conversation) -> None:
-        """Follow a source that is still downloading itself."""
-        complete = False
-        while not complete:
-            await anyio.sleep(self._settings.refresh_s)
+        """Follow what a source has, and whom it knows of."""
+        pause_s = self._settings.refresh_s
+        while True:
+            await anyio.sleep(pause_s)
+            before = talk.held
             try:
-                have = await self._ask_have(talk)
+                have = await self._ask_have(talk, wait_s=self._settings.news_wait_s)
             except (PeerUnreachable, PeerFault) as e:
                 return talk.end(e)
-            self._plan.update(talk.peer, have)
-            complete = have.complete
-            self._wake()
+            if have.complete:
+                pause_s = min(self._settings.greet_s, 2 * max(pause_s, self._settings.refresh_s))
+            else:
+                pause_s = 0.0 if have.held > before else self._settings.refresh_s
+            if have.held != before:
+                self._plan.update(talk.peer, have)
+                self._wake()
 
     async def _request(self, talk: _Conversation, index: int) -> None:
         try:
@@ -219,6 +274,7 @@ class Download:
         # With a full window each request waits for the others of the same peer.
         slowest_s = self._settings.window * length / self._settings.min_bytes_per_s
         timeout_s = self._settings.answer_timeout_s + slowest_s
+        await self._rate.spend(length)
         data = await talk.client.piece(self._artifact.digest, index, timeout_s=timeout_s)
         try:
             fresh = await anyio.to_thread.run_sync(self._partial.write, index, data)
@@ -249,9 +305,38 @@ class Download:
             talk.end(MalformedMessage("says that it has pieces which it then does not give"))
         self._plan.update(talk.peer, have)
 
-    async def _ask_have(self, talk: _Conversation) -> PieceMap:
-        packed = await talk.client.have(self._artifact.digest, timeout_s=self._settings.answer_timeout_s)
-        return PieceMap.unpack(self._artifact.piece_count, packed)
+    async def _ask_have(self, talk: _Conversation, *, wait_s: float = 0.0) -> PieceMap:
+        reply = await talk.client.have(
+            self._artifact.digest,
+            known=talk.held if wait_s else 0,
+            wait_s=wait_s,
+            addresses=self._host.addresses,
+            timeout_s=self._settings.answer_timeout_s,
+        )
+        for hint in reply.peers:
+            self._follow(PeerId(hint.peer), hint.addresses)
+        have = PieceMap.unpack(self._artifact.piece_count, reply.pieces)
+        talk.held = have.held
+        return have
+
+    def _follow(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Dial somebody who was named, once."""
+        if peer == self._host.peer_id or peer in self._hinted or len(self._hinted) >= _MAX_HINTED:
+            return
+        if self._grudges.reason(peer, anyio.current_time()) is None:
+            self._hinted.add(peer)
+            self._tasks.start_soon(self._dial, peer, addresses)
+
+    async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        async with self._dials:
+            for address in addresses:
+                try:
+                    if await self._host.connect(address, timeout_s=_DIAL_TIMEOUT_S) == peer:
+                        self._book.know(peer)
+                        self._source_ended.set()
+                        return
+                except PeerUnreachable:
+                    continue
 
     def _wake(self) -> None:
         self._changed.set()

@@ -17,7 +17,9 @@ import anyio.to_thread
 
 from echo_swarm.checkpoint.download import Download
 from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings, Grudges, SourcesExhausted
+from echo_swarm.checkpoint.interest import InterestBook
 from echo_swarm.checkpoint.partial import PartialArtifact, WrongPiece
+from echo_swarm.checkpoint.rate import RateLimit
 from echo_swarm.checkpoint.sources import Providers
 from echo_swarm.checkpoint.store import LocalPiece, VersionStore, read_range
 from echo_swarm.envelope import Signed
@@ -56,6 +58,7 @@ class Fetcher:
         coordinator: the source whose uplink is spared.
         settings: limits and deadlines.
         seed: of the order of pieces; None for a random one.
+        interest: who asked this peer's `BlobServer`, and so may be asked in turn.
 
     """
 
@@ -67,6 +70,7 @@ class Fetcher:
         coordinator: PeerId | None = None,
         settings: FetchSettings | None = None,
         seed: int | None = None,
+        interest: InterestBook | None = None,
     ) -> None:
         self.settings = settings or FetchSettings()
         self.grudges = Grudges()
@@ -77,6 +81,8 @@ class Fetcher:
         self._store = store
         self._coordinator = coordinator
         self._random = Random(seed)
+        self._interest = interest or InterestBook()
+        self._rate = RateLimit(self.settings.max_bytes_per_s)
         self._turns: dict[bytes, anyio.Lock] = {}
 
     async def fetch(
@@ -159,6 +165,8 @@ class Fetcher:
                     grudges=self.grudges,
                     random=Random(self._random.random()),
                     report=report,
+                    interest=self._interest,
+                    rate=self._rate,
                     on_piece=lambda peer, size: self._count(partial, peer, size, wishes.progress),
                 )
                 await download.run()

@@ -86,9 +86,44 @@ class PiecePlan:
         if index is None:
             index = self._from_others(source, now_s)
         if index is not None:
-            source.asked[index] = now_s
-            self._askers[index] += 1
-            self._in_flight += 1
+            self._ask(source, index, now_s)
+        return index
+
+    def wanted(self, peer: PeerId) -> tuple[PieceMap, int]:
+        """Return the pieces that the coordinator may choose from, and how many may be asked of it now.
+
+        By the same rule as `take`: what nobody else has, or one piece of what others have too.
+        """
+        source = self._sources[peer]
+        pieces = PieceMap(self._have.count)
+        room = min(source.window - len(source.asked), self._max_in_flight - self._in_flight)
+        if room <= 0:
+            return pieces, 0
+        todo = [index for index in self._todo if index in source.have]
+        rare = [index for index in todo if self._holders[index] == 0]
+        if not rare and source.asked:
+            return pieces, 0
+        for index in rare or todo:
+            pieces.add(index)
+        return pieces, min(room, pieces.held) if rare else min(1, pieces.held)
+
+    def claim(self, peer: PeerId, index: int, now_s: float) -> bool:
+        """Count a piece as asked of a source, if it is still missing and asked of nobody."""
+        source = self._sources.get(peer)
+        if source is None or index not in source.have or index not in self._todo:
+            return False
+        self._todo.remove(index)
+        self._ask(source, index, now_s)
+        return True
+
+    def take_late(self, peer: PeerId, now_s: float) -> int | None:
+        """Return a piece that others have been asked for too long ago, as `take` does at the end."""
+        source = self._sources[peer]
+        if len(source.asked) >= source.window or self._in_flight >= self._max_in_flight:
+            return None
+        index = self._from_others(source, now_s)
+        if index is not None:
+            self._ask(source, index, now_s)
         return index
 
     def settle(self, peer: PeerId, index: int, now_s: float) -> None:
@@ -102,6 +137,11 @@ class PiecePlan:
             source.piece_s = elapsed if source.piece_s == 0 else 0.7 * source.piece_s + 0.3 * elapsed
             source.window = min(self._window, source.window + 1)
         self._unask(index)
+
+    def _ask(self, source: _Source, index: int, now_s: float) -> None:
+        source.asked[index] = now_s
+        self._askers[index] += 1
+        self._in_flight += 1
 
     def _unask(self, index: int) -> None:
         self._askers[index] -= 1

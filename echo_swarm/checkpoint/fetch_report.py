@@ -11,12 +11,16 @@ from echo_swarm.identity import PeerId
 class FetchSettings:
     """Limits and deadlines of a fetch."""
 
-    max_sources: int = 8
+    max_sources: int = 12
     """Peers asked at the same time."""
-    window: int = 4
+    window: int = 8
     """Requests in flight with one peer."""
-    max_in_flight: int = 24
-    """With all peers; times the piece size this bounds memory."""
+    max_in_flight: int = 64
+    """With all peers."""
+    max_in_flight_bytes: int = 32 << 20
+    """The same by the size of pieces; bounds memory."""
+    max_bytes_per_s: float | None = None
+    """Of pieces asked for, from all peers and for all artifacts together; None for no limit."""
     answer_timeout_s: float = 15.0
     """For reaching a peer and learning which pieces it has; added to the time that a piece may take."""
     min_bytes_per_s: float = 64 * 1024
@@ -26,7 +30,11 @@ class FetchSettings:
     retry_s: float = 0.5
     """Pause before a peer is asked again; doubles."""
     refresh_s: float = 0.5
-    """How often a peer that is still downloading is asked what it has by now."""
+    """How often it is looked for other peers to ask; pause before a peer that had no news is asked again."""
+    news_wait_s: float = 10.0
+    """How long a peer that is still downloading may wait with its answer until it has more."""
+    greet_s: float = 15.0
+    """How often a peer that has everything is asked again: it then knows that we want it still, and says who else."""
     providers_every_s: float = 2.0
     """How often a callable is asked for providers; every `refresh_s` while nobody is being asked."""
     starve_s: float = 20.0

@@ -1,8 +1,10 @@
 """Serving what a store holds: nodes and the coordinator run the same service.
 
-A piece is served from the moment it was verified, also while the rest of its artifact is still on its way.
+A piece is served from the moment it was verified, also while the rest of its artifact is still on its way. Who asks
+what there is waits for news, rather than asking again and again, and learns who else is after it.
 
     call ──► upload place (at most `max_uploads` at a time, wait at most `max_wait_s`, else `busy`) ──► thread reads
+         ──► rate limit (longer than `max_wait_s` behind: `busy`) ──► answer
 """
 
 from collections import OrderedDict
@@ -10,9 +12,11 @@ from collections import OrderedDict
 import anyio
 import anyio.to_thread
 
+from echo_swarm.checkpoint.allocation import Allocation
 from echo_swarm.checkpoint.blob import (
     BLOB_PROTOCOL,
     BUSY,
+    MAX_HINTS,
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
     NOT_FOUND,
@@ -20,16 +24,26 @@ from echo_swarm.checkpoint.blob import (
     HaveReply,
     HaveRequest,
     ManifestRequest,
+    OfferReply,
+    OfferRequest,
+    PeerHint,
     PieceReply,
     PieceRequest,
     RunRequest,
 )
+from echo_swarm.checkpoint.interest import InterestBook
+from echo_swarm.checkpoint.pieces import PieceMap
+from echo_swarm.checkpoint.rate import RateLimit
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.errors import RemoteError, RunNotFound
 from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcServer, typed
 
+_NEWS_S = 0.05
+"""How often a waiting `have` looks whether there are more pieces."""
+_BESIDE_PIECES = 2
+"""Calls of a peer in flight beside its pieces: a `have` that waits, and an offer."""
 MAX_PEERS_COUNTED = 4096
 """Identities are free; the total counts all peers."""
 
@@ -43,6 +57,9 @@ class BlobServer:
         max_uploads: pieces that are read from disk at a time.
         max_wait_s: how long a request waits for its turn before it is told `busy`.
         max_pieces_per_peer: answers in memory for one peer that reads slowly; as many as it asks for at a time.
+        interest: who asked, shared with this peer's own downloads; None for a book of its own.
+        allocates: whether it chooses which pieces to give to whom, as the coordinator does.
+        max_bytes_per_s: of pieces, to all peers together; None for no limit.
 
     """
 
@@ -53,12 +70,18 @@ class BlobServer:
         *,
         max_uploads: int = 8,
         max_wait_s: float = 10.0,
-        max_pieces_per_peer: int = 4,
+        max_pieces_per_peer: int = 8,
+        interest: InterestBook | None = None,
+        allocates: bool = False,
+        max_bytes_per_s: float | None = None,
     ) -> None:
         self.bytes_served = 0
         """Pieces' bytes since the start, all peers."""
         self.bytes_by_peer: OrderedDict[PeerId, int] = OrderedDict()
         """The same for the peers that asked last."""
+        self.interest = interest or InterestBook()
+        self._allocation = Allocation()
+        self._rate = RateLimit(max_bytes_per_s)
         self._store = store
         self._max_wait_s = max_wait_s
         self._places = anyio.CapacityLimiter(max_uploads)
@@ -67,13 +90,15 @@ class BlobServer:
             BLOB_PROTOCOL,
             max_request_bytes=MAX_REQUEST_BYTES,
             max_reply_bytes=MAX_REPLY_BYTES,
-            max_in_flight_per_peer=max_pieces_per_peer,
+            max_in_flight_per_peer=max_pieces_per_peer + _BESIDE_PIECES,
             max_streams_per_peer=2,
             max_streams=256,
         )
         self._rpc.method("run", typed(RunRequest, self._run))
         self._rpc.method("manifest", typed(ManifestRequest, self._manifest))
         self._rpc.method("have", typed(HaveRequest, self._have))
+        if allocates:
+            self._rpc.method("offer", typed(OfferRequest, self._offer))
         self._rpc.method("piece", typed(PieceRequest, self._piece))
 
     async def __aenter__(self) -> "BlobServer":
@@ -102,11 +127,28 @@ class BlobServer:
             raise RemoteError(NOT_FOUND, "no such version here")
         return EnvelopeReply(envelope=signed.raw)
 
-    async def _have(self, _peer: PeerId, request: HaveRequest) -> HaveReply:
+    async def _have(self, peer: PeerId, request: HaveRequest) -> HaveReply:
+        digest, now_s = request.digest, anyio.current_time()
+        until_s = now_s + request.wait_s
+        while True:
+            have = await anyio.to_thread.run_sync(self._store.have, digest)
+            if have is None:
+                raise RemoteError(NOT_FOUND, "nothing of this artifact here")
+            # Once it is known that there is something to trade: strangers cannot fill the book with made-up digests.
+            self.interest.note(digest, peer, request.addresses, anyio.current_time())
+            if have.held > request.known or have.complete or anyio.current_time() + _NEWS_S > until_s:
+                break
+            await anyio.sleep(_NEWS_S)
+        others = self.interest.others(digest, peer, MAX_HINTS, anyio.current_time())
+        hints = tuple(PeerHint(peer=other, addresses=addresses) for other, addresses in others.items())
+        return HaveReply(pieces=have.pack(), peers=hints)
+
+    async def _offer(self, _peer: PeerId, request: OfferRequest) -> OfferReply:
         have = await anyio.to_thread.run_sync(self._store.have, request.digest)
-        if have is None:
-            raise RemoteError(NOT_FOUND, "nothing of this artifact here")
-        return HaveReply(pieces=have.pack())
+        if have is None or not have.complete:
+            raise RemoteError(NOT_FOUND, "this artifact is not whole here")
+        wanted = PieceMap.unpack(have.count, request.pieces)
+        return OfferReply(indexes=tuple(self._allocation.choose(request.digest, wanted, request.count)))
 
     async def _piece(self, peer: PeerId, request: PieceRequest) -> PieceReply:
         data = None
@@ -114,10 +156,11 @@ class BlobServer:
             async with self._places:
                 wait.deadline = float("inf")
                 data = await anyio.to_thread.run_sync(self._store.read_piece, request.digest, request.index)
-        if wait.cancelled_caught:
+        if wait.cancelled_caught or self._rate.backlog_s() > self._max_wait_s:
             raise RemoteError(BUSY, "all upload places are taken")
         if data is None:
             raise RemoteError(NOT_FOUND, f"no piece {request.index} of this artifact here")
+        await self._rate.spend(len(data))
         self.bytes_served += len(data)
         self.bytes_by_peer[peer] = self.bytes_by_peer.get(peer, 0) + len(data)
         self.bytes_by_peer.move_to_end(peer)

@@ -8,6 +8,9 @@ from echo_swarm.identity import PeerId
 Providers = Sequence[PeerId] | Callable[[], Awaitable[Sequence[PeerId]]]
 """Peers to ask; or who knows them at the moment (through the directory, for example)."""
 
+MAX_KNOWN = 512
+"""Peers in one download; anybody may name others."""
+
 
 @dataclass(slots=True)
 class _Standing:
@@ -40,8 +43,9 @@ class SourceBook:
         return sum(standing.active for standing in self._standings.values())
 
     def know(self, peer: PeerId) -> None:
-        """Add a provider."""
-        self._standings.setdefault(peer, _Standing())
+        """Add a provider, unless there are MAX_KNOWN."""
+        if len(self._standings) < MAX_KNOWN:
+            self._standings.setdefault(peer, _Standing())
 
     def start(self, now_s: float) -> list[PeerId]:
         """Return the sources to start now, those with the fewest failures first, and count them as active."""

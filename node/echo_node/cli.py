@@ -37,6 +37,12 @@ def join(
         list[str] | None, typer.Option(help="Multiaddress to listen on; repeatable.", show_default=False)
     ] = None,
     outbound_only: Annotated[bool, typer.Option("--outbound-only", help="Accept no connections.")] = False,
+    max_upload: Annotated[
+        float | None, typer.Option(help="Most Mbit/s of model versions to other peers.", show_default=False)
+    ] = None,
+    max_download: Annotated[
+        float | None, typer.Option(help="Most Mbit/s of model versions from others.", show_default=False)
+    ] = None,
     patience: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds to keep trying to reach the run.")] = 60.0,
     state_dir: StateDir = None,
 ) -> None:
@@ -57,6 +63,8 @@ def join(
         batch=batch,
         listen=tuple(listen or ()),
         outbound_only=outbound_only,
+        max_upload_mbit=max_upload,
+        max_download_mbit=max_download,
         patience_s=patience,
     )
     run(config, parse(invite), Console())

@@ -50,6 +50,10 @@ class NodeConfig(BaseModel):
     max_outbox_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
     max_store_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     """Room for model versions; None: what the disk has."""
+    max_upload_mbit: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Pieces of versions to other peers, in Mbit/s; None: no limit. What is sampled is small and not limited."""
+    max_download_mbit: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Pieces of versions from others, in Mbit/s; None: no limit."""
 
     @field_validator("backend_python")
     @classmethod
@@ -66,7 +70,7 @@ def make_config(**values: object) -> NodeConfig:
         return NodeConfig.model_validate(values)
     except ValidationError as e:
         first = e.errors(include_url=False, include_input=False, include_context=False)[0]
-        name = "-".join(str(part) for part in first["loc"][:1]).replace("_", "-")
+        name = "-".join(str(part) for part in first["loc"][:1]).replace("_", "-").removesuffix("-mbit")
         raise SettingsError(f"--{name}: {first['msg'].removeprefix('Value error, ')}") from e
 
 

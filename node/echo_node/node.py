@@ -52,7 +52,9 @@ from echo_node.status import LocalStatus, write_status
 from echo_node.swaps import Swaps
 from echo_node.wanted import Wanted
 from echo_node.worker import OpenBackend, Worker
-from echo_swarm.checkpoint.fetch import Fetcher
+from echo_swarm.checkpoint.fetch import Fetcher, FetchSettings
+from echo_swarm.checkpoint.interest import InterestBook
+from echo_swarm.checkpoint.rate import bytes_per_s
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.checkpoint.trust import TrustedHead
@@ -117,8 +119,17 @@ class Node:
         self.swaps = Swaps(seams.clock, self.activity.say)
         self.store = VersionStore(run_dirs(config.state_dir), invite.run, quota_bytes=config.max_store_bytes)
         self.outbox = Outbox(self._paths.outbox, max_bytes=config.max_outbox_bytes)
-        self.fetcher = Fetcher(seams.host, self.store, coordinator=invite.coordinator)
-        self.blobs = BlobServer(seams.host, self.store)
+        interest = InterestBook()
+        self.fetcher = Fetcher(
+            seams.host,
+            self.store,
+            coordinator=invite.coordinator,
+            settings=FetchSettings(max_bytes_per_s=bytes_per_s(config.max_download_mbit)),
+            interest=interest,
+        )
+        self.blobs = BlobServer(
+            seams.host, self.store, interest=interest, max_bytes_per_s=bytes_per_s(config.max_upload_mbit)
+        )
         self._peers = Peers(
             host=seams.host,
             directory=seams.directory,

@@ -10,6 +10,7 @@ import pytest
 
 from echo_swarm.checkpoint.blob import BLOB_PROTOCOL, BlobClient, HaveReply, HaveRequest, PieceReply, PieceRequest
 from echo_swarm.checkpoint.fetch import Fetcher, FetchSettings, SourcesExhausted
+from echo_swarm.checkpoint.interest import InterestBook
 from echo_swarm.checkpoint.pieces import PieceMap
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
@@ -114,7 +115,7 @@ class Swarm:
         packed = PieceMap.full(version.artifact.piece_count).pack() if have is None else have
 
         async def on_have(_peer, _request):
-            return HaveReply(pieces=packed)
+            return HaveReply(pieces=packed, peers=())
 
         async def on_piece(_peer, request):
             return PieceReply(data=await piece(request.index))
@@ -209,6 +210,39 @@ async def test_a_group_that_starts_together_spares_the_coordinator(tmp_path):
                 tasks.start_soon(fetched, node, version, peers)
         assert coordinator.bytes_served < 4 * len(version.data)
         assert sum(sum(v for k, v in node.bytes_by_source.items() if k != coordinator.peer) for node in nodes) > 0
+
+
+async def test_a_group_that_knows_only_the_coordinator_finds_each_other_and_takes_little_more_than_one_copy_of_it(
+    tmp_path,
+):
+    version = version_of(1, pieces=60)
+    async with swarm_in(tmp_path) as swarm:
+        host, store = await swarm.host(), swarm.store()
+        fill(store, version)
+        server = BlobServer(host, store, allocates=True, max_bytes_per_s=len(version.data) / 2)
+        await swarm._stack.enter_async_context(server)
+        nodes = []
+        for number in range(5):
+            interest, node_store = InterestBook(), swarm.store()
+            node = await swarm.host(outbound_only=number == 0)
+            await node.connect(host.addresses[0], timeout_s=1)
+            await swarm._stack.enter_async_context(BlobServer(node, node_store, interest=interest))
+            nodes.append(
+                Fetcher(node, node_store, coordinator=host.peer_id, settings=QUICK, seed=number, interest=interest)
+            )
+        reports = []
+
+        async def fetch(node):
+            reports.append(await fetched(node, version, [host.peer_id]))
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                for node in nodes:
+                    tasks.start_soon(fetch, node)
+        assert all(report.path.read_bytes() == version.data for report in reports)
+        assert server.bytes_served < 2 * len(version.data), server.bytes_served / len(version.data)
+        hidden = nodes[0]._host.peer_id
+        assert sum(report.bytes_by_source.get(hidden, 0) for report in reports) > 0
 
 
 async def test_one_flipped_byte_is_refetched_from_another_source_and_the_liar_is_named_and_avoided(tmp_path):

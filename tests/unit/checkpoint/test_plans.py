@@ -105,6 +105,39 @@ def test_the_coordinator_is_asked_for_what_nobody_else_has():
     assert plan.take("C", 0.0) is None
 
 
+def test_what_the_coordinator_may_choose_from_is_what_nobody_else_has():
+    have = PieceMap(20)
+    peers = PieceMap(20)
+    for index in range(10):
+        peers.add(index)
+    plan = plan_of(have)
+    plan.update("A", peers)
+    plan.update("C", PieceMap.full(20))
+    wanted, count = plan.wanted("C")
+    assert set(wanted) == set(range(10, 20)) and count == 1
+    assert plan.claim("C", 12, 0.0) and not plan.claim("C", 12, 0.0) and not plan.claim("A", 12, 0.0)
+    assert plan.wanted("C")[1] == 0
+    land(plan, have, "C", 12)
+    assert plan.wanted("C")[1] == 2 and 12 not in plan.wanted("C")[0]
+    for index in set(range(10, 20)) - {12}:
+        have.add(index)
+        plan._todo.remove(index)
+    wanted, count = plan.wanted("C")
+    assert set(wanted) == set(range(10)) and count == 1
+    assert plan.claim("C", 3, 0.0)
+    assert plan.wanted("C")[1] == 0
+
+
+def test_at_the_end_the_coordinator_is_asked_for_what_others_are_late_with():
+    have = PieceMap(1)
+    plan = plan_of(have)
+    plan.update("A", PieceMap.full(1))
+    plan.update("C", PieceMap.full(1))
+    assert plan.take("A", 0.0) == 0
+    assert plan.wanted("C")[1] == 0 and plan.take_late("C", 0.1) is None
+    assert plan.take_late("C", 10.0) == 0
+
+
 def test_rare_pieces_come_first():
     have = PieceMap(30)
     plan = plan_of(have)

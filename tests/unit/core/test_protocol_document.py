@@ -62,7 +62,8 @@ MESSAGES: list[type[Message]] = [
     BackendReport, Hello, Welcome, Sampling, LeaseMember, Lease, LeaseRequest, LeaseReply,
     Push, PushReply, Beat, BeatReply, Release, Released, StatusRequest, StatusReply,
     ProbeItem, Probe, ProbeAnswer, ProbeRequest, ProbeReply,
-    blob.RunRequest, blob.ManifestRequest, blob.EnvelopeReply, blob.HaveRequest, blob.HaveReply, blob.PieceRequest,
+    blob.RunRequest, blob.ManifestRequest, blob.EnvelopeReply, blob.HaveRequest, blob.HaveReply,
+    blob.PeerHint, blob.OfferRequest, blob.OfferReply, blob.PieceRequest,
     blob.PieceReply,
     invite.Invite,
 ]  # fmt: skip

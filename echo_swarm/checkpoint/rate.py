@@ -1,0 +1,39 @@
+"""A limit on bytes a second, shared by all who spend from it."""
+
+import anyio
+
+BURST_S = 0.25
+"""What was not spent is saved up for so long."""
+
+
+def bytes_per_s(mbit_per_s: float | None) -> float | None:
+    """Return a limit that a person gave in Mbit/s."""
+    return None if mbit_per_s is None else mbit_per_s * 125_000
+
+
+class RateLimit:
+    """Makes spenders wait, in the order in which they came.
+
+    Args:
+        bytes_per_s: None for no limit.
+
+    """
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        if bytes_per_s is not None and bytes_per_s <= 0:
+            raise ValueError(f"a limit of {bytes_per_s} bytes a second")
+        self._bytes_per_s = bytes_per_s
+        self._paid_until_s = float("-inf")
+
+    def backlog_s(self) -> float:
+        """Return how long the next spender will wait."""
+        return max(0.0, self._paid_until_s - anyio.current_time())
+
+    async def spend(self, size_bytes: int) -> None:
+        """Wait until these bytes may pass."""
+        if self._bytes_per_s is None:
+            return
+        now_s = anyio.current_time()
+        self._paid_until_s = max(self._paid_until_s, now_s - BURST_S) + size_bytes / self._bytes_per_s
+        if self._paid_until_s > now_s:
+            await anyio.sleep(self._paid_until_s - now_s)
