@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: `python -m benchmarks`. About an hour and a half on two quiet cores.
+"""All benchmarks, one after the other: `python -m benchmarks`. About two hours on two quiet cores.
 
 Those that need more than the project's own environment are left out, with a message, where that is missing.
 """
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from benchmarks._distribution_net import lacking as links
 from benchmarks._report import ROOT
 from tools.make_vllm_env import up_to_date
 
@@ -45,6 +46,7 @@ BENCHMARKS: tuple[tuple[str, tuple[str, ...], tuple[Need, ...]], ...] = (
     ("intake", (), ()),
     ("async_utilisation", (), ()),
     ("compare_trl", (), ()),
+    ("distribution", (), (links,)),
 )
 """Name, arguments, and what there must be. `version_swap` itself leaves out the backends that are not installed."""
 
