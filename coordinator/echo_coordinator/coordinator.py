@@ -146,13 +146,7 @@ async def run_coordinator(
     async with (
         open_run(folder.database, settings.work, facts, clock, settings.probes) as state,
         children.open_scorers() as pool,
-        BlobServer(
-            host,
-            store,
-            max_uploads=32,
-            allocates=True,
-            max_bytes_per_s=bytes_per_s(settings.network.max_upload_mbit),
-        ) as blobs,
+        _blob_server(host, store, settings) as blobs,
     ):
         _check_whole(folder, store, state)
         publishing = _publishing(folder, settings, identity, store, state)
@@ -217,6 +211,11 @@ def _loops(coordinator: Coordinator, pool: Scorers) -> list[Callable[[], Corouti
         coordinator.evaluation.run,
         partial(_train, coordinator),
     ]
+
+
+def _blob_server(host: Host, store: VersionStore, settings: RunSettings) -> BlobServer:
+    max_upload = bytes_per_s(settings.network.max_upload_mbit)
+    return BlobServer(host, store, max_uploads=32, allocates=True, max_bytes_per_s=max_upload)
 
 
 def _publishing(

@@ -119,17 +119,7 @@ class Node:
         self.swaps = Swaps(seams.clock, self.activity.say)
         self.store = VersionStore(run_dirs(config.state_dir), invite.run, quota_bytes=config.max_store_bytes)
         self.outbox = Outbox(self._paths.outbox, max_bytes=config.max_outbox_bytes)
-        interest = InterestBook()
-        self.fetcher = Fetcher(
-            seams.host,
-            self.store,
-            coordinator=invite.coordinator,
-            settings=FetchSettings(max_bytes_per_s=bytes_per_s(config.max_download_mbit)),
-            interest=interest,
-        )
-        self.blobs = BlobServer(
-            seams.host, self.store, interest=interest, max_bytes_per_s=bytes_per_s(config.max_upload_mbit)
-        )
+        self.fetcher, self.blobs = self._make_exchange()
         self._peers = Peers(
             host=seams.host,
             directory=seams.directory,
@@ -167,6 +157,19 @@ class Node:
             probe_due=self.prober.due,
             run_finished=self._on_finished,
         )
+
+    def _make_exchange(self) -> tuple[Fetcher, BlobServer]:
+        """Return what gets pieces and what gives them: who asks the one may be asked by the other."""
+        config, host, interest = self._config, self._seams.host, InterestBook()
+        fetcher = Fetcher(
+            host,
+            self.store,
+            coordinator=self._invite.coordinator,
+            settings=FetchSettings(max_bytes_per_s=bytes_per_s(config.max_download_mbit)),
+            interest=interest,
+        )
+        max_upload = bytes_per_s(config.max_upload_mbit)
+        return fetcher, BlobServer(host, self.store, interest=interest, max_bytes_per_s=max_upload)
 
     def _make_policies(self) -> PolicySync:
         trusted = TrustedHead(
