@@ -43,6 +43,7 @@ BENCHMARKS: tuple[tuple[str, tuple[str, ...], tuple[Need, ...]], ...] = (
     ("backend_vllm", (str(MODEL),), (vllm, smollm2)),
     ("llama_cpp_logprobs", (str(MODEL),), (llama_cpp, smollm2)),
     ("version_swap", (str(MODEL),), (smollm2,)),
+    ("node_throughput", ("--model", str(MODEL)), (smollm2,)),
     ("intake", (), ()),
     ("async_utilisation", (), ()),
     ("compare_trl", (), ()),
