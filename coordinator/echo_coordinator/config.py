@@ -105,7 +105,7 @@ class NetworkSection(_Section):
     """Multiaddresses that the invite names instead of the ones found (a public name, a forwarded port)."""
     bootstrap: Annotated[tuple[PeerAddress, ...], Field(max_length=16)] = ()
     """Other peers of the DHT, each ending in /p2p/<peer id>; they go into the invite too."""
-    max_upload_mbit: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    max_upload_mbit: Annotated[float, Field(ge=0.5, le=1e6)] | None = None
     """Most Mbit/s of pieces of versions to nodes; when not set, no limit. Nodes pass pieces on to each other."""
 
 

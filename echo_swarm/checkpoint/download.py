@@ -33,6 +33,8 @@ _IDLE_S = 0.25
 _MAX_STRIKES = 3
 """Times that a source may say it has a piece and then not give it. More than one: a piece can move while we ask."""
 _MAX_BUSY = 20
+"""Times in a row that a source may say so."""
+_MAX_BUSY_DOUBLINGS = 4
 _PROVIDERS_TIMEOUT_S = 10.0
 _DIAL_TIMEOUT_S = 3.0
 _MAX_DIALS = 8
@@ -203,11 +205,14 @@ class Download:
                 tasks.start_soon(self._refresh, talk)
                 while True:
                     now_s = anyio.current_time()
-                    index = None if now_s < talk.busy_until_s else await self._next(talk, now_s)
+                    pause_s = max(talk.busy_until_s - now_s, self._rate.backlog_s())
+                    index = None if pause_s > 0 else await self._next(talk, now_s)
                     if index is not None:
+                        # Before any other conversation takes its turn.
+                        self._rate.charge(self._artifact.piece_length(index))
                         tasks.start_soon(self._request, talk, index)
                         continue
-                    with anyio.move_on_after(_IDLE_S):
+                    with anyio.move_on_after(min(_IDLE_S, pause_s) if pause_s > 0 else _IDLE_S):
                         await self._changed.wait()
 
     async def _next(self, talk: _Conversation, now_s: float) -> int | None:
@@ -274,7 +279,6 @@ class Download:
         # With a full window each request waits for the others of the same peer.
         slowest_s = self._settings.window * length / self._settings.min_bytes_per_s
         timeout_s = self._settings.answer_timeout_s + slowest_s
-        await self._rate.spend(length)
         data = await talk.client.piece(self._artifact.digest, index, timeout_s=timeout_s)
         try:
             fresh = await anyio.to_thread.run_sync(self._partial.write, index, data)
@@ -286,13 +290,15 @@ class Download:
             return
         self._report.bytes_by_source[talk.peer] = self._report.bytes_by_source.get(talk.peer, 0) + length
         self._book.delivered(talk.peer)
+        talk.busy = 0
         self._on_piece(talk.peer, length)
 
     async def _refused(self, talk: _Conversation, index: int, error: RemoteError) -> None:
         """Decide what an error frame means: wait, look again at what the source has, or stop."""
         if error.code == BUSY and talk.busy < _MAX_BUSY:
+            pause_s = self._settings.retry_s * 2 ** min(talk.busy, _MAX_BUSY_DOUBLINGS)
             talk.busy += 1
-            talk.busy_until_s = anyio.current_time() + self._settings.retry_s
+            talk.busy_until_s = anyio.current_time() + pause_s
             return
         if error.code != NOT_FOUND:
             return talk.end(error)

@@ -18,6 +18,11 @@ _SAMPLE = 48
 _MAX_ASKERS = 3
 """Of one piece at a time, in the end game."""
 _MIN_PATIENCE_S = 0.3
+_QUEUE_S = 1.0
+"""Requests to one source are to be answered within this. More of them would only wait in its queue, and at the end be
+asked of others as well."""
+_LEAST_WINDOW = 2
+"""So that a source is never idle between a piece and the next request."""
 
 
 @dataclass(slots=True)
@@ -135,7 +140,10 @@ class PiecePlan:
         if index in self._have:
             elapsed = now_s - asked_at
             source.piece_s = elapsed if source.piece_s == 0 else 0.7 * source.piece_s + 0.3 * elapsed
-            source.window = min(self._window, source.window + 1)
+            if elapsed < _QUEUE_S:
+                source.window = min(self._window, source.window + 1)
+            elif elapsed > 2 * _QUEUE_S:
+                source.window = max(_LEAST_WINDOW, source.window - 1)
         self._unask(index)
 
     def _ask(self, source: _Source, index: int, now_s: float) -> None:

@@ -29,11 +29,14 @@ class RateLimit:
         """Return how long the next spender will wait."""
         return max(0.0, self._paid_until_s - anyio.current_time())
 
+    def charge(self, size_bytes: int) -> None:
+        """Count bytes that pass now; whoever comes next waits for them."""
+        if self._bytes_per_s is not None:
+            earliest_s = anyio.current_time() - BURST_S
+            self._paid_until_s = max(self._paid_until_s, earliest_s) + size_bytes / self._bytes_per_s
+
     async def spend(self, size_bytes: int) -> None:
         """Wait until these bytes may pass."""
-        if self._bytes_per_s is None:
-            return
-        now_s = anyio.current_time()
-        self._paid_until_s = max(self._paid_until_s, now_s - BURST_S) + size_bytes / self._bytes_per_s
-        if self._paid_until_s > now_s:
-            await anyio.sleep(self._paid_until_s - now_s)
+        self.charge(size_bytes)
+        if (pause_s := self.backlog_s()) > 0:
+            await anyio.sleep(pause_s)

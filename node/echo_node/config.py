@@ -26,6 +26,8 @@ from echo_swarm.errors import SettingsError
 from echo_swarm.work import Role
 
 PATIENCE_S = 60.0
+MIN_MBIT = 0.5
+"""A smaller limit would make peers take the node for dead."""
 
 
 class NodeConfig(BaseModel):
@@ -50,9 +52,9 @@ class NodeConfig(BaseModel):
     max_outbox_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
     max_store_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     """Room for model versions; None: what the disk has."""
-    max_upload_mbit: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    max_upload_mbit: Annotated[float, Field(ge=MIN_MBIT, le=1e6)] | None = None
     """Pieces of versions to other peers, in Mbit/s; None: no limit. What is sampled is small and not limited."""
-    max_download_mbit: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    max_download_mbit: Annotated[float, Field(ge=MIN_MBIT, le=1e6)] | None = None
     """Pieces of versions from others, in Mbit/s; None: no limit."""
 
     @field_validator("backend_python")

@@ -1,7 +1,7 @@
 """Versions that move between peers on an in-memory network."""
 
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -12,6 +12,7 @@ from echo_swarm.checkpoint.blob import BLOB_PROTOCOL, BlobClient, HaveReply, Hav
 from echo_swarm.checkpoint.fetch import Fetcher, FetchSettings, SourcesExhausted
 from echo_swarm.checkpoint.interest import InterestBook
 from echo_swarm.checkpoint.pieces import PieceMap
+from echo_swarm.checkpoint.rate import BURST_S
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.checkpoint.trust import TrustedHead
@@ -243,6 +244,23 @@ async def test_a_group_that_knows_only_the_coordinator_finds_each_other_and_take
         assert server.bytes_served < 2 * len(version.data), server.bytes_served / len(version.data)
         hidden = nodes[0]._host.peer_id
         assert sum(report.bytes_by_source.get(hidden, 0) for report in reports) > 0
+
+
+async def test_limits_on_what_is_given_and_taken_hold_and_lose_nothing(tmp_path):
+    version = version_of(1, pieces=20)
+    size = len(version.data)
+    async with swarm_in(tmp_path) as swarm:
+        seeders = [await swarm.seeder(version) for _ in range(3)]
+        limited = replace(QUICK, max_bytes_per_s=2 * size)
+        fetcher = await swarm.fetcher(settings=limited)
+        report = await fetched(fetcher, version, [seeder.peer for seeder in seeders])
+        assert report.seconds >= 0.5 - BURST_S - 0.05 and report.wasted_bytes == 0
+        host, store = await swarm.host(), swarm.store()
+        fill(store, version)
+        slow = await swarm._stack.enter_async_context(BlobServer(host, store, max_bytes_per_s=2 * size))
+        report = await fetched(await swarm.fetcher(), version, [host.peer_id])
+        assert report.seconds >= 0.5 - BURST_S - 0.05
+        assert slow.bytes_served == size + report.wasted_bytes
 
 
 async def test_one_flipped_byte_is_refetched_from_another_source_and_the_liar_is_named_and_avoided(tmp_path):

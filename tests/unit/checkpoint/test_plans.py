@@ -164,6 +164,33 @@ def test_a_source_earns_its_window_and_memory_is_bounded():
     assert plan.take("B", 0.0) is None
 
 
+def test_a_source_that_answers_slowly_is_asked_for_less_at_a_time():
+    have = PieceMap(100)
+    plan = plan_of(have, window=8)
+    plan.update("A", PieceMap.full(100))
+
+    def window() -> int:
+        taken = []
+        while (index := plan.take("A", 0.0)) is not None:
+            taken.append(index)
+        for index in taken:
+            plan.settle("A", index, 0.0)
+        return len(taken)
+
+    for _ in range(10):
+        land(plan, have, "A", plan.take("A", 0.0), now=0.1)
+    assert window() == 8
+    for _ in range(3):
+        land(plan, have, "A", plan.take("A", 0.0), now=1.5)
+    assert window() == 8
+    for _ in range(3):
+        land(plan, have, "A", plan.take("A", 0.0), now=3.0)
+    assert window() == 5
+    for _ in range(10):
+        land(plan, have, "A", plan.take("A", 0.0), now=3.0)
+    assert window() == 2
+
+
 def test_a_piece_that_takes_long_is_asked_of_another_in_the_end_game():
     have = PieceMap(1)
     plan = plan_of(have)
