@@ -112,6 +112,8 @@ class Versions:
 
     def largest_difference(self, given: Given) -> float:
         """Return the largest absolute difference of log-probabilities over a trajectory."""
+        # So small a model gains nothing by threads, and on a busy machine they wait for each other.
+        torch.set_num_threads(1)
         ids = torch.tensor([[*given.prompt, *given.ids]])
         with torch.no_grad():
             logits = self._model(input_ids=ids).logits[0, len(given.prompt) - 1 : -1]
