@@ -86,6 +86,7 @@ class EchoSwarm:
             return round(sum(report[name] for report in reports) / size, 4)
 
         published = self._published[self._version].values
+        began = [event.at - event.values["seconds"] - spread.began_at for event in spread.whole.values()]
         return spread.figures(self._scale) | {
             "coordinator_served_copies": round(self._served_bytes / size, 4),
             "from_coordinator_copies": total("from_coordinator"),
@@ -95,14 +96,10 @@ class EchoSwarm:
             "most_peers_used": max(report["peers_used"] for report in reports),
             "retries": sum(report["retries"] for report in reports),
             "verify_s": round(max(report["verify_s"] for report in reports), 2),
-            "fetch_began_s": self._began(spread),
+            "fetch_began_s": [round(min(began), 2), round(max(began), 2)],
+            "longest_fetch_copies": round(max(report["seconds"] for report in reports) / self._scale.copy_s, 3),
             "delta_size_share": round(published["files"].get("delta", 0) / size, 4),
         }
-
-    def _began(self, spread: Spread) -> list[float]:
-        """Return when the first and the last node began to fetch."""
-        began = [event.at - event.values["seconds"] - spread.began_at for event in spread.whole.values()]
-        return [round(min(began), 2), round(max(began), 2)]
 
     def _served(self) -> int:
         return int(self._workers.ask(self.coordinator, "served", also=self._hear, do="served")["bytes"])
@@ -123,15 +120,14 @@ class EchoSwarm:
         self._workers.until(condition, limit_s=limit_s, what=what, also=self._hear)
 
 
-def run_echo(net: Net, scale: Scale, folder: Path, steps: tuple[str, ...]) -> dict[str, Any]:
-    """Measure the wanted ones of STEPS, in this order, with one coordinator and the same nodes."""
+def run_echo(net: Net, scale: Scale, folder: Path, steps: tuple[str, ...], found: dict[str, Any]) -> None:
+    """Measure some of STEPS, in this order, with one coordinator and the same nodes; put the figures into `found`."""
     megabytes = scale.size_bytes // 1_000_000
-    found: dict[str, Any] = {}
     with Workers(net, folder) as workers:
         swarm = EchoSwarm(net, workers, scale)
         swarm.connected()
         before: Path | None = None
-        for seed, step in enumerate(step for step in STEPS if step in steps):
+        for seed, step in enumerate(steps):
             path = folder / f"{step}.safetensors"
             if step == "small_step" and before is not None:
                 write_similar(path, before, seed=seed)
@@ -140,4 +136,3 @@ def run_echo(net: Net, scale: Scale, folder: Path, steps: tuple[str, ...]) -> di
             swarm.tell(star=step == "star")
             found[step] = swarm.figures(swarm.spread(f"echo, {step}", path))
             before = path
-    return found

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks._distribution_echo import run_echo
+from benchmarks._distribution_echo import STEPS, run_echo
 from benchmarks._distribution_environment import others_python
 from benchmarks._distribution_files import write_version
 from benchmarks._distribution_net import Net, lacking, open_net
@@ -34,8 +34,10 @@ from benchmarks._report import write_report
 
 NOT_HERE = 3
 """Exit code where the machine lacks what is needed."""
-PARTS = ("echo", "star", "shardcast", "libtorrent", "libtorrent-tcp", "libtorrent-tuned", "unshaped")
-ECHO_STEPS = ("cold", "step", "small_step")
+STYLES = {"libtorrent": "defaults", "libtorrent-tcp": "tcp", "libtorrent-tuned": "tuned"}
+PARTS = (*STEPS, "shardcast", *STYLES, "unshaped")
+ECHO = ("cold", "step", "small_step")
+"""What `--only echo` stands for."""
 
 
 def measure(nodes: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -50,26 +52,27 @@ def measure(nodes: int, arguments: argparse.Namespace, folder: Path) -> dict[str
         say(f"{nodes} nodes: one plain TCP copy takes {copy_s:.2f} s, {copy_s / ideal_s:.3f} of size over rate")
         found["plain_copy"] = {"seconds": round(copy_s, 2), "over_size_by_rate": round(copy_s / ideal_s, 3)}
         scale = Scale(nodes=nodes, size_bytes=file.stat().st_size, rate_mbit=arguments.rate_mbit, copy_s=copy_s)
-        for name, part in _parts(net, scale, folder, arguments.only).items():
+        for name, part in _parts(net, scale, folder, arguments.only, found).items():
             try:
-                found |= part()
+                part()
             except PartFailed as e:
                 say(f"  {name} failed: {e}")
-                found[name] = {"failed": str(e)}
+                found[f"{name} failed"] = str(e)
     return found
 
 
-def _parts(net: Net, scale: Scale, folder: Path, only: list[str]) -> dict[str, Callable[[], dict[str, Any]]]:
-    """Return the wanted parts in order."""
-    steps = (ECHO_STEPS if "echo" in only else ()) + (("star",) if "star" in only else ())
-    parts: dict[str, Callable[[], dict[str, Any]]] = {}
-    if steps:
-        parts["echo"] = lambda: run_echo(net, scale, folder / "echo", steps)
+def _parts(
+    net: Net, scale: Scale, folder: Path, only: list[str], found: dict[str, Any]
+) -> dict[str, Callable[[], None]]:
+    """Return the wanted parts in order; each puts its figures into `found`."""
+    parts: dict[str, Callable[[], None]] = {}
+    if steps := tuple(step for step in STEPS if step in only):
+        parts["echo"] = lambda: run_echo(net, scale, folder / "echo", steps, found)
     if "shardcast" in only:
-        parts["shardcast"] = lambda: {"shardcast": run_shardcast(net, scale, folder / "shardcast")}
-    for name, style in (("libtorrent", "defaults"), ("libtorrent-tcp", "tcp"), ("libtorrent-tuned", "tuned")):
+        parts["shardcast"] = lambda: found.update(shardcast=run_shardcast(net, scale, folder / "shardcast"))
+    for name, style in STYLES.items():
         if name in only:
-            parts[name] = lambda n=name, s=style: {n: run_torrent(net, scale, folder / n, s)}
+            parts[name] = lambda n=name, s=style: found.update({n: run_torrent(net, scale, folder / n, s)})
     return parts
 
 
@@ -94,36 +97,51 @@ def main() -> int:
         return NOT_HERE
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, _interrupt)
-    if any(name in arguments.only for name in PARTS[2:6]):
+    if {"shardcast", *STYLES} & set(arguments.only):
         others_python()
     root = Path(tempfile.mkdtemp(prefix="echo-distribution-", dir=arguments.folder))
+    try:
+        return _run(arguments, root)
+    except KeyboardInterrupt:
+        shutil.rmtree(root, ignore_errors=True)
+        raise
+
+
+def _run(arguments: argparse.Namespace, root: Path) -> int:
+    """Measure, and write the report."""
     began = time.monotonic()
     cases: list[dict[str, Any]] = []
-    shaped = [name for name in arguments.only if name != "unshaped"]
-    for nodes in arguments.nodes if shaped else ():
+    figures: dict[str, Any] = {
+        "megabytes": arguments.megabytes,
+        "rate_mbit": arguments.rate_mbit,
+        "cases": cases,
+        "unshaped": None,
+    }
+    scratch = {"folder": root} if arguments.scratch else {}
+    for nodes in arguments.nodes if set(arguments.only) - {"unshaped"} else ():
         folder = root / str(nodes)
         folder.mkdir()
         cases.append(measure(nodes, arguments, folder))
-        if not any("failed" in part for part in cases[-1].values() if isinstance(part, dict)):
+        if not _failed(cases[-1:]):
             shutil.rmtree(folder)
-    unshaped: dict[str, Any] | None = None
     if "unshaped" in arguments.only:
-        with open_net(2) as net:
-            unshaped = run_unshaped(net, root / "unshaped", megabytes=arguments.unshaped_megabytes)
-        shutil.rmtree(root / "unshaped")
+        try:
+            with open_net(2) as net:
+                figures["unshaped"] = run_unshaped(net, root / "unshaped", megabytes=arguments.unshaped_megabytes)
+            shutil.rmtree(root / "unshaped")
+        except PartFailed as e:
+            say(f"  unshaped failed: {e}")
+            cases.append({"unshaped failed": str(e)})
+    figures["minutes"] = round((time.monotonic() - began) / 60, 1)
     show(cases)
-    figures = {
-        "megabytes": arguments.megabytes,
-        "rate_mbit": arguments.rate_mbit,
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "cases": cases,
-        "unshaped": unshaped,
-    }
-    scratch = {} if not arguments.scratch else {"folder": root}
     write_report("distribution", figures, packages=("hivemind",), **scratch)
     if not any(root.iterdir()):
         root.rmdir()
-    return int(any("failed" in part for case in cases for part in case.values() if isinstance(part, dict)))
+    return int(_failed(cases))
+
+
+def _failed(cases: list[dict[str, Any]]) -> bool:
+    return any(name.endswith("failed") for case in cases for name in case)
 
 
 def _arguments() -> argparse.Namespace:
@@ -132,7 +150,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=int, default=40)
     parser.add_argument("--rate-mbit", type=float, default=20.0, help="of each link, in each direction")
     parser.add_argument("--unshaped-megabytes", type=int, default=200)
-    parser.add_argument("--only", type=_names, default=list(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument(
+        "--only", type=_names, default=list(PARTS), help=f"some of {','.join(PARTS)}; echo: the first three"
+    )
     parser.add_argument("--folder", type=Path, default=None, help="where files and logs go; on a disk, not in memory")
     parser.add_argument("--scratch", action="store_true", help="leave the results of the repository alone")
     return parser.parse_args()
@@ -143,7 +163,9 @@ def _numbers(text: str) -> list[int]:
 
 
 def _names(text: str) -> list[str]:
-    names = text.split(",")
+    names = [name for given in text.split(",") for name in (ECHO if given == "echo" else (given,))]
+    if "small_step" in names and "step" not in names:
+        names.append("step")  # It is a small one from there.
     if unknown := set(names) - set(PARTS):
         raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: none of {', '.join(PARTS)}")
     return names
