@@ -24,6 +24,7 @@ def run_unshaped(net: Net, folder: Path, *, megabytes: int) -> dict[str, Any]:
     """Let one node fetch version after version; after each, copy the same file bare. Medians."""
     fetched: list[float] = []
     copied: list[float] = []
+    verified: list[float] = []
     with Workers(net, folder) as workers:
         size = megabytes * 1_000_000
         swarm = EchoSwarm(net, workers, Scale(nodes=1, size_bytes=size, rate_mbit=0.0, copy_s=GUESS_S))
@@ -32,7 +33,9 @@ def run_unshaped(net: Net, folder: Path, *, megabytes: int) -> dict[str, Any]:
             path = folder / f"version{seed}"
             write_version(path, megabytes=megabytes, seed=seed)
             spread = swarm.spread(f"unshaped, {seed}", path)
-            fetched.append(float(spread.whole[swarm.nodes[0].name].values["seconds"]))
+            report = spread.whole[swarm.nodes[0].name].values
+            fetched.append(float(report["seconds"]))
+            verified.append(float(report["verify_s"]))
             copied.append(_copy(net, swarm.address, folder, path))
             say(f"  fetched in {fetched[-1]:.2f} s, copied in {copied[-1]:.2f} s")
     fetch_s, copy_s = median(fetched), median(copied)
@@ -42,6 +45,7 @@ def run_unshaped(net: Net, folder: Path, *, megabytes: int) -> dict[str, Any]:
         "bare_stream_mb_per_s": round(megabytes / copy_s, 1),
         "fetch_over_bare_stream": round(copy_s / fetch_s, 3),
         "fetch_s": [round(value, 3) for value in fetched],
+        "of_which_flush_and_hash_s": [round(value, 3) for value in verified],
         "bare_stream_s": [round(value, 3) for value in copied],
     }
 
