@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-TENSOR_BYTES = 2_000_000
+TENSOR_BYTES = 1_000_000
 CHANGED_SHARE = 0.01
 """Of the numbers in a version with a small delta; each by its last bit."""
 
 
 def write_version(path: Path, *, megabytes: int, seed: int) -> None:
     """Write a version that has nothing in common with those of other seeds."""
-    count = max(1, megabytes * 1_000_000 // TENSOR_BYTES)
+    count = megabytes * 1_000_000 // TENSOR_BYTES
     random = np.random.default_rng(seed)
     with path.open("wb") as file:
         file.write(_header(count))
