@@ -11,6 +11,7 @@ from random import Random
 from echo_swarm.checkpoint.pieces import PieceMap
 
 MAX_ARTIFACTS = 64
+_SAMPLE = 512
 
 
 class Allocation:
@@ -27,7 +28,8 @@ class Allocation:
         while len(self._promised) > MAX_ARTIFACTS:
             self._promised.popitem(last=False)
         candidates = list(wanted)
-        self._random.shuffle(candidates)
+        # Enough to find one that was promised seldom, whatever the artifact's size.
+        candidates = self._random.sample(candidates, min(len(candidates), max(count, _SAMPLE)))
         chosen = sorted(candidates, key=promised.__getitem__)[:count]
         for index in chosen:
             promised[index] += 1

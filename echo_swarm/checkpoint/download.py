@@ -9,7 +9,7 @@ All conversations run at once, so a slow, silent or lying source costs its own t
 deadlines. The first local fault (full disk) ends everything.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
 import anyio
@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 from echo_swarm.checkpoint.blob import BUSY, NOT_FOUND, BlobClient
 from echo_swarm.checkpoint.fetch_plan import PiecePlan
 from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings, Grudges, SourcesExhausted
+from echo_swarm.checkpoint.hints import Hints
 from echo_swarm.checkpoint.interest import InterestBook
 from echo_swarm.checkpoint.partial import PartialArtifact
 from echo_swarm.checkpoint.pieces import PieceMap
@@ -36,10 +37,6 @@ _MAX_BUSY = 20
 """Times in a row that a source may say so."""
 _MAX_BUSY_DOUBLINGS = 4
 _PROVIDERS_TIMEOUT_S = 10.0
-_DIAL_TIMEOUT_S = 3.0
-_MAX_DIALS = 8
-_MAX_HINTED = 256
-"""Peers dialled in one download because others named them."""
 
 
 class _Conversation:
@@ -105,8 +102,9 @@ class Download:
         self._book = SourceBook(
             max_active=settings.max_sources, max_attempts=settings.max_attempts, retry_s=settings.retry_s
         )
-        self._hinted: set[PeerId] = set()
-        self._dials = anyio.Semaphore(_MAX_DIALS)
+        self._unanswered = 0
+        """Sources that have not said yet what they have."""
+        self._hints = Hints(host, self._reached)
         self._over = anyio.Event()
         self._changed = anyio.Event()
         self._source_ended = anyio.Event()
@@ -152,8 +150,12 @@ class Download:
                     next_look_s = now_s + (self._settings.refresh_s if idle else self._settings.providers_every_s)
                 for peer in self._book.start(now_s):
                     tasks.start_soon(self._ask, peer)
-                starved_since_s = (starved_since_s or now_s) if self._book.exhausted else None
-                if starved_since_s is not None and now_s - starved_since_s >= patience_s:
+                exhausted = self._book.exhausted
+                # Peers that wait for each other's next piece would wait for ever.
+                starved = exhausted or not (self._plan.has_work or self._unanswered)
+                starved_since_s = (starved_since_s or now_s) if starved else None
+                limit_s = patience_s if exhausted else self._settings.starve_s
+                if starved_since_s is not None and now_s - starved_since_s >= limit_s:
                     missing = self._artifact.size_bytes - self._partial.done_bytes
                     return self._end(SourcesExhausted(self._report, missing))
                 self._source_ended = anyio.Event()
@@ -180,7 +182,11 @@ class Download:
             async with BlobClient(self._host, peer) as client:
                 talk = _Conversation(client)
                 talk.offers = peer == self._coordinator
-                self._plan.update(peer, await self._ask_have(talk))
+                self._unanswered += 1
+                try:
+                    self._plan.update(peer, await self._ask_have(talk))
+                finally:
+                    self._unanswered -= 1
                 await self._exchange(talk)
                 if talk.fault is not None:
                     raise talk.fault
@@ -239,7 +245,8 @@ class Download:
         except (PeerUnreachable, PeerFault) as e:
             talk.end(e)
         else:
-            talk.offered = [index for index in offered if index in wanted]
+            talk.offered = [index for index in offered if index in wanted][:count]
+            talk.offers = bool(talk.offered)
 
     async def _refresh(self, talk: _Conversation) -> None:
         """Follow what a source has, and whom it knows of."""
@@ -320,29 +327,15 @@ class Download:
             timeout_s=self._settings.answer_timeout_s,
         )
         for hint in reply.peers:
-            self._follow(PeerId(hint.peer), hint.addresses)
+            if self._grudges.reason(PeerId(hint.peer), anyio.current_time()) is None:
+                self._hints.follow(PeerId(hint.peer), hint.addresses, self._tasks)
         have = PieceMap.unpack(self._artifact.piece_count, reply.pieces)
         talk.held = have.held
         return have
 
-    def _follow(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Dial somebody who was named, once."""
-        if peer == self._host.peer_id or peer in self._hinted or len(self._hinted) >= _MAX_HINTED:
-            return
-        if self._grudges.reason(peer, anyio.current_time()) is None:
-            self._hinted.add(peer)
-            self._tasks.start_soon(self._dial, peer, addresses)
-
-    async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        async with self._dials:
-            for address in addresses:
-                try:
-                    if await self._host.connect(address, timeout_s=_DIAL_TIMEOUT_S) == peer:
-                        self._book.know(peer)
-                        self._source_ended.set()
-                        return
-                except PeerUnreachable:
-                    continue
+    def _reached(self, peer: PeerId) -> None:
+        self._book.know(peer)
+        self._source_ended.set()
 
     def _wake(self) -> None:
         self._changed.set()

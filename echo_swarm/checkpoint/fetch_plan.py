@@ -70,8 +70,11 @@ class PiecePlan:
         if source is None:
             source = self._sources[peer] = _Source(have=have)
         else:
-            self._count(peer, source.have, -1)
+            if peer != self._coordinator:
+                for index in source.have.differing(have):
+                    self._holders[index] += 1 if index in have else -1
             source.have = have
+            return
         self._count(peer, have, 1)
 
     def remove(self, peer: PeerId) -> None:
@@ -81,6 +84,11 @@ class PiecePlan:
             self._count(peer, source.have, -1)
             for index in source.asked:
                 self._unask(index)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any source has a missing piece."""
+        return any(self._have.lacks_some_of(source.have) for source in self._sources.values())
 
     def take(self, peer: PeerId, now_s: float) -> int | None:
         """Return the piece to ask of a source now, and count it as asked; None when there is nothing for it to do."""
@@ -115,7 +123,8 @@ class PiecePlan:
     def claim(self, peer: PeerId, index: int, now_s: float) -> bool:
         """Count a piece as asked of a source, if it is still missing and asked of nobody."""
         source = self._sources.get(peer)
-        if source is None or index not in source.have or index not in self._todo:
+        full = source is None or len(source.asked) >= source.window or self._in_flight >= self._max_in_flight
+        if source is None or full or index not in source.have or index not in self._todo:
             return False
         self._todo.remove(index)
         self._ask(source, index, now_s)

@@ -38,7 +38,8 @@ class FetchSettings:
     providers_every_s: float = 2.0
     """How often a callable is asked for providers; every `refresh_s` while nobody is being asked."""
     starve_s: float = 20.0
-    """How long to wait for a provider to appear when `sources` is a callable and none is left."""
+    """How long to wait while nobody who is asked has a piece that is missing; and, when `sources` is a callable, for a
+    provider to appear when none is left."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -52,6 +52,17 @@ class PieceMap:
         """Whether no piece is missing."""
         return self._held == self.count
 
+    def lacks_some_of(self, other: "PieceMap") -> bool:
+        """Whether `other` has a piece that this one has not."""
+        return bool(int.from_bytes(other._bits, "little") & ~int.from_bytes(self._bits, "little"))
+
+    def differing(self, other: "PieceMap") -> Iterator[int]:
+        """Yield the indexes that one of both has and the other has not; quick when they are few."""
+        bits = int.from_bytes(self._bits, "little") ^ int.from_bytes(other._bits, "little")
+        while bits:
+            yield (bits & -bits).bit_length() - 1
+            bits &= bits - 1
+
     def __contains__(self, index: int) -> bool:
         return 0 <= index < self.count and bool(self._bits[index >> 3] >> (index & 7) & 1)
 

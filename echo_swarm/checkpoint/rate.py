@@ -37,6 +37,13 @@ class RateLimit:
 
     async def spend(self, size_bytes: int) -> None:
         """Wait until these bytes may pass."""
+        if self._bytes_per_s is None:
+            return
         self.charge(size_bytes)
-        if (pause_s := self.backlog_s()) > 0:
-            await anyio.sleep(pause_s)
+        try:
+            if (pause_s := self.backlog_s()) > 0:
+                await anyio.sleep(pause_s)
+        except BaseException:
+            # They did not pass: who hangs up must not use up what others wait for.
+            self._paid_until_s -= size_bytes / self._bytes_per_s
+            raise

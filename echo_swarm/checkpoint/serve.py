@@ -40,7 +40,7 @@ from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcServer, typed
 
-_NEWS_S = 0.05
+_NEWS_S = 0.1
 """How often a waiting `have` looks whether there are more pieces."""
 _BESIDE_PIECES = 2
 """Calls of a peer in flight beside its pieces: a `have` that waits, and an offer."""

@@ -9,7 +9,7 @@ import re
 import threading
 from pathlib import Path
 
-from echo_swarm.checkpoint.files import read_file, remove_file, remove_folder, write_atomically
+from echo_swarm.checkpoint.files import explained, read_file, remove_file, remove_folder, write_atomically
 from echo_swarm.envelope import OVERHEAD_BYTES, Signed, unseal
 from echo_swarm.errors import LocalFault, PeerFault, UsageError
 from echo_swarm.manifest import MANIFEST_LIMITS, CheckpointManifest
@@ -81,7 +81,8 @@ class ManifestShelf:
             if known is not None and known.digest != signed.digest:
                 raise LocalFault(f"{folder} holds another manifest of version {version}; move the folder away")
             if known is None:
-                folder.mkdir(exist_ok=True)
+                with explained(folder):
+                    folder.mkdir(exist_ok=True)
                 write_atomically(folder / "manifest.bin", signed.raw)
                 self._manifests[version] = signed
         return folder

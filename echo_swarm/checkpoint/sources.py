@@ -8,6 +8,8 @@ from echo_swarm.identity import PeerId
 Providers = Sequence[PeerId] | Callable[[], Awaitable[Sequence[PeerId]]]
 """Peers to ask; or who knows them at the moment (through the directory, for example)."""
 
+GIVEN_UP_REST_S = 5.0
+"""Less than `starve_s`, so that a coordinator that comes back is found before a fetch ends for lack of sources."""
 MAX_KNOWN = 512
 """Peers in one download; anybody may name others."""
 
@@ -50,7 +52,7 @@ class SourceBook:
     def start(self, now_s: float) -> list[PeerId]:
         """Return the sources to start now, those with the fewest failures first, and count them as active."""
         room = self._max_active - self.active
-        ready = [p for p, s in self._standings.items() if self._usable(s) and not s.active and s.not_before_s <= now_s]
+        ready = [p for p, s in self._standings.items() if not s.active and self._may_start(s, now_s)]
         chosen = sorted(ready, key=lambda peer: self._standings[peer].attempts)[: max(0, room)]
         for peer in chosen:
             self._standings[peer].active = True
@@ -76,6 +78,11 @@ class SourceBook:
     def exhausted(self) -> bool:
         """Whether nobody is asked and nobody may be asked later."""
         return not any(standing.active or self._usable(standing) for standing in self._standings.values())
+
+    def _may_start(self, standing: _Standing, now_s: float) -> bool:
+        # One that was given up may have come back: it is tried again, but not waited for.
+        rest_s = 0.0 if self._usable(standing) else GIVEN_UP_REST_S
+        return not standing.liar and standing.not_before_s + rest_s <= now_s
 
     def _usable(self, standing: _Standing) -> bool:
         return not standing.liar and standing.attempts < self._max_attempts

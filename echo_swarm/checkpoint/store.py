@@ -123,6 +123,12 @@ class VersionStore(ManifestShelf):
         self._demote(version, artifact)
         return None
 
+    def verify_digest(self, digest: bytes) -> Path | None:
+        """Do the same for an artifact, whichever version has it."""
+        held = [(v, a) for v, a in self._artifacts() if a.digest == digest and self._whole_path(v, a) is not None]
+        paths = (self.verify(version, artifact.kind, artifact.precision) for version, artifact in held)
+        return next((path for path in paths if path is not None), None)
+
     # Downloads.
 
     def open_partial(self, version: int, artifact: Artifact) -> PartialArtifact:
@@ -327,8 +333,11 @@ class VersionStore(ManifestShelf):
         with self._lock:
             self._checked.pop(artifact.digest, None)
             journal = path.with_name(f"{path.name}.pieces")
-            journal.write_bytes(journal_of(artifact, PieceMap.full(artifact.piece_count)))
-            publish_file(path, path.with_name(f"{path.name}.part"))
+            try:
+                journal.write_bytes(journal_of(artifact, PieceMap.full(artifact.piece_count)))
+                publish_file(path, path.with_name(f"{path.name}.part"))
+            except (OSError, LocalFault):
+                remove_file(path)  # No room for a journal: all of it is fetched again.
 
 
 def _mb(size_bytes: int) -> str:

@@ -29,6 +29,7 @@ from echo_swarm.manifest import (
 )
 from echo_swarm.transport.memory import MemoryNetwork
 from echo_swarm.transport.rpc import RpcServer, typed
+from tests.swarm.support.node_harness import until
 
 pytestmark = pytest.mark.anyio
 
@@ -244,6 +245,48 @@ async def test_a_group_that_knows_only_the_coordinator_finds_each_other_and_take
         assert server.bytes_served < 2 * len(version.data), server.bytes_served / len(version.data)
         hidden = nodes[0]._host.peer_id
         assert sum(report.bytes_by_source.get(hidden, 0) for report in reports) > 0
+
+
+async def test_peers_that_could_only_wait_for_each_other_end_and_go_on_when_the_coordinator_is_back(tmp_path):
+    version = version_of(1, pieces=40)
+    async with swarm_in(tmp_path) as swarm:
+        identity, store = Identity.generate(), swarm.store()
+        fill(store, version)
+        nodes, outcomes = [], []
+        for number in range(2):
+            interest, node_store = InterestBook(), swarm.store()
+            host = await swarm.host()
+            await swarm._stack.enter_async_context(BlobServer(host, node_store, interest=interest))
+            nodes.append(
+                Fetcher(host, node_store, coordinator=identity.peer_id, settings=QUICK, seed=number, interest=interest)
+            )
+
+        async def fetch(node):
+            async def sources():
+                return [identity.peer_id, *(other._host.peer_id for other in nodes)]
+
+            try:
+                outcomes.append(await fetched(node, version, sources))
+            except SourcesExhausted as e:
+                outcomes.append(e)
+
+        async def fetch_all():
+            outcomes.clear()
+            async with anyio.create_task_group() as tasks:
+                for node in nodes:
+                    tasks.start_soon(fetch, node)
+
+        async with (
+            anyio.create_task_group() as tasks,
+            swarm.network.host(identity) as host,
+            BlobServer(host, store, allocates=True, max_bytes_per_s=500_000) as server,
+        ):
+            tasks.start_soon(fetch_all)
+            await until(lambda: server.bytes_served >= 10 * PIECE)
+        assert [type(outcome) for outcome in outcomes] == [SourcesExhausted] * 2
+        async with swarm.network.host(identity) as host, BlobServer(host, store, allocates=True):
+            await fetch_all()
+        assert all(outcome.resumed_bytes > 0 for outcome in outcomes)
 
 
 async def test_limits_on_what_is_given_and_taken_hold_and_lose_nothing(tmp_path):

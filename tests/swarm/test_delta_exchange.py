@@ -193,6 +193,26 @@ async def test_a_delta_that_nobody_gives_is_not_waited_for_long(tmp_path: Path) 
         assert report.bytes_by_source == {run.coordinator.peer_id: size_of(run, 1)}
 
 
+async def test_nodes_that_could_only_wait_for_each_others_delta_fetch_the_whole_file(tmp_path: Path) -> None:
+    async with run_in(tmp_path, versions=2) as run:
+        nodes = [await run.node("a"), await run.node("b")]
+        for node in nodes:
+            await node.fetch(0)
+            node.sources = [run.coordinator.peer_id, *(other.host.peer_id for other in nodes)]
+        delta = run.store.whole(run.manifests[1].message.artifacts[1].digest)
+        assert delta is not None
+        delta.unlink()
+        reports = []
+
+        async def fetch(node: Node) -> None:
+            reports.append(await node.fetch(1))
+
+        async with anyio.create_task_group() as tasks:
+            for node in nodes:
+                tasks.start_soon(fetch, node)
+        assert all("no source is left" in report.delta_fault for report in reports)
+
+
 async def test_what_a_kill_left_of_a_version_made_by_delta_is_kept(tmp_path: Path) -> None:
     async with run_in(tmp_path, versions=2) as run:
         node = await run.node("node")

@@ -151,6 +151,8 @@ class Publisher:
                 f"version {existing.message.policy_version} is published with other weights; publish a new version"
             )
         for artifact in existing.message.artifacts:
+            if artifact.kind is ArtifactKind.DELTA:
+                continue  # A version is complete without.
             version = existing.message.policy_version
             if self._store.verify(version, artifact.kind, artifact.precision) is None:
                 raise LocalFault(f"the files of version {version} are damaged")

@@ -6,7 +6,6 @@ loses at most the blocks in hand, and what a damaged block would have made is si
 """
 
 import itertools
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from echo_swarm.cgroups import cpu_count
 from echo_swarm.checkpoint.delta.block import BlockCodec
 from echo_swarm.checkpoint.delta.delta_file import DeltaFile
 from echo_swarm.checkpoint.files import read_range
@@ -41,7 +41,7 @@ class DeltaChain:
         self._base = base
         self._deltas = deltas
         self._partial = partial
-        self._threads = threads or os.cpu_count() or 1
+        self._threads = threads or cpu_count()
         self._local = threading.local()
         self._header = deltas[0].header
         sizes = {(delta.header.size_bytes, delta.header.block_bytes) for delta in deltas}

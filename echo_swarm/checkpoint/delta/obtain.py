@@ -93,9 +93,7 @@ class ByDelta:
         report.add_delta(came)
 
     async def _apply(self, route: Route, partial: PartialArtifact) -> int:
-        base = await anyio.to_thread.run_sync(
-            self._store.verify, route.base_version, route.base.kind, route.base.precision
-        )
+        base = await anyio.to_thread.run_sync(self._store.verify_digest, route.base.digest)
         if base is None:
             raise LocalFault(f"version {route.base_version} on this disk is damaged")
         chain = await anyio.to_thread.run_sync(self._chain, base, route, partial)

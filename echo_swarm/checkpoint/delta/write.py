@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
+from echo_swarm.cgroups import cpu_count
 from echo_swarm.checkpoint.delta.block import BlockCodec
 from echo_swarm.checkpoint.delta.delta_file import DeltaHeader, pack_table
 from echo_swarm.checkpoint.files import read_range
@@ -57,7 +58,7 @@ class DeltaWriter:
         self._base_path = base_path
         self._target_path = target_path
         self._width = element_width(target.precision)
-        self._threads = threads or os.cpu_count() or 1
+        self._threads = threads or cpu_count()
         self._local = threading.local()
         self.header = DeltaHeader(
             base_digest=base.digest,

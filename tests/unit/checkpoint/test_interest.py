@@ -71,3 +71,12 @@ async def test_a_limit_lets_a_burst_pass_and_then_as_much_as_it_says():
     assert free.backlog_s() == 0
     with pytest.raises(ValueError, match="limit of 0"):
         RateLimit(0)
+
+
+@pytest.mark.anyio
+async def test_who_hangs_up_while_waiting_does_not_use_up_what_others_wait_for():
+    limit = RateLimit(100_000)
+    for _ in range(20):
+        with anyio.move_on_after(0.01):
+            await limit.spend(100_000)
+    assert limit.backlog_s() <= 1.0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from echo_swarm.checkpoint.fetch_plan import PiecePlan
 from echo_swarm.checkpoint.pieces import PieceMap
 from echo_swarm.checkpoint.retention import HeldVersion, check_retention, versions_to_delete, versions_to_evict
-from echo_swarm.checkpoint.sources import SourceBook
+from echo_swarm.checkpoint.sources import GIVEN_UP_REST_S, SourceBook
 from echo_swarm.errors import MalformedMessage, SettingsError
 
 
@@ -219,6 +219,30 @@ def test_what_a_lost_source_was_asked_for_is_asked_of_others():
     plan.settle("A", lost, 0.0)
     plan.settle("B", 1 - lost, 0.0)
     assert plan.take("B", 0.0) in (0, 1)
+
+
+def test_there_is_work_while_any_source_has_a_missing_piece():
+    have, few = PieceMap(20), PieceMap(20)
+    few.add(11)
+    plan = plan_of(have)
+    assert not plan.has_work
+    plan.update("A", few)
+    assert plan.has_work
+    have.add(11)
+    assert not plan.has_work
+    plan.update("B", PieceMap.full(20))
+    assert plan.has_work
+    plan.remove("B")
+    assert not plan.has_work
+
+
+def test_a_source_that_was_given_up_is_tried_again_after_a_rest_and_not_waited_for():
+    book = SourceBook(max_active=2, max_attempts=1, retry_s=1.0)
+    book.know("A")
+    book.start(0.0)
+    book.failed("A", 0.0)
+    assert book.exhausted and book.start(GIVEN_UP_REST_S) == []
+    assert book.start(GIVEN_UP_REST_S + 1.0) == ["A"]
 
 
 def test_a_source_is_tried_again_later_and_a_liar_never():

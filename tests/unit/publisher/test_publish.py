@@ -274,3 +274,13 @@ async def test_a_crash_while_a_delta_is_made_is_healed_by_publishing_again(tmp_p
     published = await publisher_of(tmp_path).publish(1, drifted(tmp_path, 1))
     assert len(published.message.artifacts) == 2
     assert not list((tmp_path / "store").rglob("*.tmp"))
+
+
+async def test_a_version_whose_delta_was_lost_is_still_whole(tmp_path):
+    publisher = publisher_of(tmp_path)
+    await publisher.publish(0, drifted(tmp_path, 0))
+    published = await publisher.publish(1, drifted(tmp_path, 1))
+    delta = publisher._store.whole(published.message.artifacts[1].digest)
+    assert delta is not None
+    delta.unlink()
+    assert (await publisher_of(tmp_path).publish(1, drifted(tmp_path, 1))).raw == published.raw
