@@ -24,6 +24,7 @@ import anyio
 from anyio.abc import ByteStream
 
 from echo_swarm.errors import DaemonFailed, LocalFault, PeerUnreachable, UsageError
+from echo_swarm.extras import install_command
 from echo_swarm.identity import Identity, PeerId, public_key_of
 from echo_swarm.transport.base import Handler
 from echo_swarm.transport.bootstrap import NOT_TRIED_AGAIN, OnRetry, dial_patiently
@@ -222,7 +223,7 @@ def _load_daemon_module() -> ModuleType:
             warnings.simplefilter("ignore")
             from echo_swarm.transport import daemon
     except ImportError as e:
-        raise LocalFault(f"hivemind cannot be imported ({e}); run: pip install 'echo-swarm[hivemind]'") from e
+        raise LocalFault(f"hivemind cannot be imported ({e}); run: {install_command('hivemind')}") from e
     return daemon
 
 

@@ -16,6 +16,7 @@ import anyio
 from echo_node.config import identity_key
 from echo_node.machine import gib
 from echo_swarm.errors import DaemonFailed, EchoError, LocalFault, StorageFull, UsageError
+from echo_swarm.extras import install_command
 from echo_swarm.identity import Identity, load
 
 MIN_FREE_BYTES = 2 << 30
@@ -114,7 +115,7 @@ async def check_helper() -> Check:
     """Start the libp2p helper process on loopback, and end it."""
     name = "libp2p helper"
     if importlib.util.find_spec("hivemind") is None:
-        e: LocalFault = DaemonFailed("hivemind is not installed; run: pip install 'echo-swarm[hivemind]'")
+        e: LocalFault = DaemonFailed(f"hivemind is not installed; run: {install_command('hivemind')}")
         return Check(name=name, text=str(e), error=e)
     from echo_swarm.transport.hivemind import open_hivemind_host
 

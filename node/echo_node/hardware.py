@@ -19,6 +19,7 @@ from echo_node.backends.survey import Installed, Survey, look
 from echo_node.fit import BackendChoice, fit, needed_bytes, usable_gpu
 from echo_node.machine import Machine, probe
 from echo_swarm.errors import BackendFailed, EchoError
+from echo_swarm.extras import install_command
 from echo_swarm.manifest import ArtifactKind, CheckpointManifest, RunManifest
 
 ORDER = ("vllm", "llama_cpp", "torch")
@@ -106,7 +107,7 @@ def _against(
     found = survey.get(name)
     if found is None or found.missing:
         missing = " and ".join(found.missing) if found else name
-        return f"{missing} not installed; run: pip install 'echo-swarm[{name.replace('_', '-')}]'"
+        return f"{missing} not installed; run: {install_command(name.replace('_', '-'))}"
     return _CONDITIONS[name](options, found, machine, head)
 
 

@@ -19,6 +19,7 @@ from echo_node.backends.tested import SELF_TEST_S, Verdicts, describe
 from echo_node.fit import fit
 from echo_node.machine import Machine, gib
 from echo_swarm.errors import BackendFailed, EchoError
+from echo_swarm.extras import install_command
 from echo_swarm.manifest import RunManifest
 
 TRIAL_REQUESTS = 32
@@ -81,7 +82,7 @@ async def examine(
     """Look at one backend; `start` it too, if wanted. A passed self-test is noted in `verdicts`: no join repeats it."""
     if installed.missing:
         missing = " and ".join(installed.missing)
-        problem = f"{missing} not installed; run: pip install 'echo-swarm[{name.replace('_', '-')}]'"
+        problem = f"{missing} not installed; run: {install_command(name.replace('_', '-'))}"
         return BackendCard(name=name, problem=problem, tried=False)
     facts: dict[str, object] = {"name": name, "versions": installed.text, "tried": start}
     try:

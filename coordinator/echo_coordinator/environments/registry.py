@@ -14,6 +14,7 @@ from typing import Any, cast
 from echo_coordinator.environments.base import Environment
 from echo_coordinator.environments.settings import near
 from echo_swarm.errors import SettingsError
+from echo_swarm.extras import install_command
 
 GROUP = "echo_swarm.environments"
 Factory = Callable[[str, dict[str, Any]], Environment]
@@ -65,7 +66,7 @@ def _known_task(task: str) -> None:
 
         names = task_names()
     except ImportError as e:
-        raise SettingsError("reasoning-gym is not installed; run: pip install 'echo-swarm[coordinator]'") from e
+        raise SettingsError(f"reasoning-gym is not installed; run: {install_command('coordinator')}") from e
     if task not in names:
         raise SettingsError(f"reasoning-gym has no task {task!r}{near(task, names) or f'; it has {len(names)} others'}")
 
@@ -78,7 +79,7 @@ def _jsonl_module() -> ModuleType:
     try:
         from echo_coordinator.environments import jsonl
     except ImportError as e:
-        raise SettingsError("math-verify is not installed; run: pip install 'echo-swarm[coordinator]'") from e
+        raise SettingsError(f"math-verify is not installed; run: {install_command('coordinator')}") from e
     return jsonl
 
 

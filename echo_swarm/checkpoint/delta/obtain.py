@@ -7,11 +7,10 @@ missing pieces ─► route ─► fetch its deltas ─► verify the base ─�
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from echo_swarm.checkpoint.delta.apply import DeltaChain
-from echo_swarm.checkpoint.delta.delta_file import DeltaFile
 from echo_swarm.checkpoint.delta.route import ManifestOf, Route, Step, find_route
 from echo_swarm.checkpoint.fetch import Fetcher, Progress
 from echo_swarm.checkpoint.fetch_report import FetchReport
@@ -21,6 +20,9 @@ from echo_swarm.envelope import Signed
 from echo_swarm.errors import LocalFault, PeerFault, StorageFull, Unavailable
 from echo_swarm.identity import PeerId
 from echo_swarm.manifest import CheckpointManifest
+
+if TYPE_CHECKING:
+    from echo_swarm.checkpoint.delta.apply import DeltaChain
 
 STARVE_S = 3.0
 """How long a delta is looked for once nobody who was asked has it. There is another way."""
@@ -99,7 +101,11 @@ class ByDelta:
         chain = await anyio.to_thread.run_sync(self._chain, base, route, partial)
         return await chain.run()
 
-    def _chain(self, base: Path, route: Route, partial: PartialArtifact) -> DeltaChain:
+    def _chain(self, base: Path, route: Route, partial: PartialArtifact) -> "DeltaChain":
+        # Here, since they bring numpy, which no node needs before it has a delta.
+        from echo_swarm.checkpoint.delta.apply import DeltaChain
+        from echo_swarm.checkpoint.delta.delta_file import DeltaFile
+
         deltas: list[DeltaFile] = []
         for step in route.steps:
             path = self._store.whole(step.delta.digest)

@@ -13,6 +13,7 @@ from collections import deque
 from typing import Any
 
 from echo_swarm.errors import BackendFailed
+from echo_swarm.extras import install_command
 
 DISTRIBUTION = "llama-cpp-python"
 _ERROR = 4
@@ -48,7 +49,7 @@ def library() -> Any:
             module: Any = importlib.import_module("llama_cpp.llama_cpp")
         except ImportError as e:
             raise BackendFailed(
-                f"llama-cpp-python cannot be imported ({e}); run: pip install 'echo-swarm[llama-cpp]'"
+                f"llama-cpp-python cannot be imported ({e}); run: {install_command('llama-cpp')}"
             ) from e
         except (RuntimeError, OSError) as e:
             raise BackendFailed(f"the library inside llama-cpp-python does not load: {str(e)[:300]}") from e

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from echo_node.wanted import Wanted
 from echo_swarm.errors import BackendFailed, UsageError
+from echo_swarm.extras import install_command
 from echo_swarm.manifest import ArtifactKind
 
 Batch = Annotated[int, Field(ge=1, le=4096)]
@@ -137,7 +138,7 @@ OPTIONS: dict[str, type[EngineOptions]] = {
 }
 """The engines there are. `serve.make_engine` knows how to build each."""
 NEEDS: dict[str, tuple[str, ...]] = {"torch": ("torch", "transformers"), "llama_cpp": ("llama_cpp",), "vllm": ("vllm",)}
-"""Modules an engine imports; the extra of its name installs them (`pip install 'echo-swarm[torch]'`)."""
+"""Modules an engine imports; the extra of its name installs them."""
 PREFERRED = ("torch", "llama_cpp", "vllm")
 """Of which one must be there before a run is dialled with `auto`. What suits it is decided in `hardware`."""
 
@@ -159,7 +160,7 @@ def read_option(text: str | None, *, elsewhere: bool = False) -> tuple[str, Engi
     if not elsewhere and (missing := _missing(name)):
         raise BackendFailed(
             f"the backend {name} is not installed ({' and '.join(missing)} missing); run: "
-            f"pip install 'echo-swarm[{name}]' (there are: {_listed()})"
+            f"{install_command(name.replace('_', '-'))} (there are: {_listed()})"
         )
     return name, options, frozenset(given)
 

@@ -11,6 +11,7 @@ from echo_node.backends.survey import Installed, Survey, look, survey
 from echo_node.hardware import choose
 from echo_node.machine import Gpu
 from echo_swarm.errors import BackendFailed, UsageError
+from echo_swarm.extras import install_command
 from echo_swarm.manifest import Artifact, ArtifactKind, CheckpointManifest
 from tests.unit.backends.test_hardware import GIB, QWEN3_06B, machine, run_of
 
@@ -74,8 +75,8 @@ def test_the_first_engine_that_suits_is_taken(
 def test_each_engine_that_is_passed_over_gets_a_reason() -> None:
     choice = choose("auto", run_of(QWEN3_06B), machine(), survey=having("torch"), head=head(WEIGHTS))
     assert choice.reasons[:2] == (
-        "not vllm: vllm not installed; run: pip install 'echo-swarm[vllm]'",
-        "not llama_cpp: llama_cpp not installed; run: pip install 'echo-swarm[llama-cpp]'",
+        f"not vllm: vllm not installed; run: {install_command('vllm')}",
+        f"not llama_cpp: llama_cpp not installed; run: {install_command('llama-cpp')}",
     )
     choice = choose("auto", run_of(QWEN3_06B), machine(), survey=having(*ALL), head=head(WEIGHTS))
     assert "not vllm: nvidia-smi shows no CUDA device" in choice.reasons

@@ -7,6 +7,7 @@ import pytest
 from echo_node.backends.options import ScriptedOptions, TorchOptions, parse_options, read_option, split_option
 from echo_node.backends.restart import RestartPolicy
 from echo_swarm.errors import BackendFailed, UsageError
+from echo_swarm.extras import install_command
 
 
 def test_an_option_string_becomes_typed_settings() -> None:
@@ -46,7 +47,7 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not there
     with pytest.raises(BackendFailed) as refused:
         read_option(text)
-    assert "pip install 'echo-swarm[torch]'" in str(refused.value)
+    assert install_command("torch") in str(refused.value)
     assert "torch (not installed), llama_cpp (not installed), vllm (not installed)" in str(refused.value)
     assert read_option("scripted:batch=3") == ("scripted", ScriptedOptions(batch=3), frozenset({"batch"}))
 

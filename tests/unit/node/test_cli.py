@@ -14,6 +14,7 @@ from rich.console import Console
 from echo_node.config import StatePaths
 from echo_node.show import show_local
 from echo_node.status import LocalStatus, summary_lines, write_status
+from echo_swarm.extras import install_command
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 
@@ -114,7 +115,7 @@ def test_with_a_python_of_its_own_a_backend_need_not_be_installed_here(tmp_path:
 def test_a_backend_that_is_not_installed_ends_with_code_6_and_how_to_install_it(tmp_path: Path):
     program = "import sys; sys.modules['transformers'] = None\nfrom echo_node.cli import main; main()"
     done = run("join", NOWHERE, "--backend", "torch", state=tmp_path, program=program)
-    assert done.returncode == 6 and "pip install 'echo-swarm[torch]'" in done.stderr
+    assert done.returncode == 6 and install_command("torch") in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

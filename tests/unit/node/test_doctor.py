@@ -17,6 +17,7 @@ from echo_node.doctor import BUILT_IN, Report, lines
 from echo_node.machine import Machine
 from echo_node.trial import BackendCard, examine
 from echo_swarm.errors import StorageFull, UsageError
+from echo_swarm.extras import install_command
 from echo_swarm.identity import load_or_create
 from tests.unit.node.test_cli import NOWHERE, run
 
@@ -124,7 +125,7 @@ def report(**changes: object) -> Report:
         "model": "m",
         "checks": (Check(name="disk", text="full", error=StorageFull("full")), Check(name="key", text="there")),
         "backends": (
-            BackendCard(name="vllm", problem="vllm not installed; run: pip install 'echo-swarm[vllm]'"),
+            BackendCard(name="vllm", problem=f"vllm not installed; run: {install_command('vllm')}"),
             BackendCard(name="torch", versions="torch 2.0", problem="self-test of torch 2.0: wrong by 3"),
         ),
         "chosen": None,

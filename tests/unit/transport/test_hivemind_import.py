@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from echo_swarm.errors import UsageError
+from echo_swarm.extras import install_command
 from echo_swarm.identity import Identity
 from echo_swarm.transport.hivemind import open_hivemind_host, short_reason
 
@@ -35,7 +36,7 @@ def test_without_hivemind_the_error_says_what_to_install() -> None:
         [sys.executable, "-c", WITHOUT_HIVEMIND], capture_output=True, text=True, timeout=60, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert "pip install 'echo-swarm[hivemind]'" in result.stdout
+    assert install_command("hivemind") in result.stdout
 
 
 @pytest.mark.anyio
