@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import anyio
 from anyio import to_thread
 
 from benchmarks._distribution_lines import Lines, leave
+from benchmarks._made_up_session import MadeUpSession
 from benchmarks._swap_copy import serve_copies
 from echo_coordinator.commands.network import open_network
 from echo_coordinator.commands.start import LOOP
@@ -33,9 +35,6 @@ from echo_coordinator.coordinator import Children, Coordinator, run_coordinator
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.state.probe_settings import ProbeSettings
 from echo_coordinator.state.work_settings import WorkSettings
-from echo_coordinator.trainer import batch as batches
-from echo_coordinator.trainer.client import Ready, Trained
-from echo_coordinator.trainer.probe_job import ProbeJob, ProbeRefused, ProbeValues
 from echo_coordinator.trainer.settings import TrainerConfig
 from echo_coordinator.trainer.state import OPTIMIZER_FILE, WEIGHTS_FILE, Checkpoint, Checkpoints, TrainerState
 from echo_swarm.checkpoint.store import VersionStore
@@ -56,10 +55,11 @@ class GivenVersions:
         self.give, self._given = anyio.create_memory_object_stream[Path](16)
 
     @asynccontextmanager
-    async def open(self, config: TrainerConfig) -> AsyncGenerator["_Session"]:
+    async def open(self, config: TrainerConfig) -> AsyncGenerator[MadeUpSession]:
         """Begin with version 0, once its file is given (an `OpenTrainer`)."""
         checkpoints = Checkpoints(config.checkpoint_folder)
-        yield _Session(self, checkpoints, await self.next_version(checkpoints, TrainerState()))
+        following = partial(self.next_version, checkpoints)
+        yield MadeUpSession(following, await following(TrainerState()))
 
     async def next_version(self, checkpoints: Checkpoints, state: TrainerState) -> Checkpoint:
         """Wait for a file and make it a checkpoint."""
@@ -73,49 +73,6 @@ class GivenVersions:
         checkpoint = await to_thread.run_sync(checkpoints.write, state, fill)
         await to_thread.run_sync(checkpoints.prune, 2)
         return checkpoint
-
-
-class _Session:
-    """A `Trainer`."""
-
-    def __init__(self, given: GivenVersions, checkpoints: Checkpoints, checkpoint: Checkpoint) -> None:
-        self._given = given
-        self._checkpoints = checkpoints
-        self._checkpoint = checkpoint
-
-    @property
-    def ready(self) -> Ready:
-        return Ready(
-            update=self._checkpoint.state.update,
-            policy_version=self._checkpoint.state.policy_version,
-            checkpoint=self._checkpoint.folder.name,
-            weights_path=self._checkpoint.weights_path,
-            parameters=0,
-            warnings=(),
-            consumed_groups=(),
-            data_position={},
-        )
-
-    async def probe(self, job: ProbeJob, *, timeout_s: float) -> tuple[ProbeValues, ...]:
-        raise ProbeRefused("nothing is trained in this benchmark")
-
-    async def train(self, batch_path: Path, *, timeout_s: float) -> Trained:
-        batch = await to_thread.run_sync(batches.read, batch_path)
-        state = TrainerState(
-            update=batch.update,
-            policy_version=batch.policy_version + 1,
-            consumed_groups=tuple(group.group_id for group in batch.groups),
-            data_position=dict(batch.data_position),
-        )
-        self._checkpoint = await self._given.next_version(self._checkpoints, state)
-        metrics: dict[str, Any] = {"reward": {"mean": 0.5}}
-        return Trained(
-            update=state.update,
-            policy_version=state.policy_version,
-            checkpoint=self._checkpoint.folder.name,
-            weights_path=self._checkpoint.weights_path,
-            metrics=metrics,
-        )
 
 
 def _settings(address: str) -> RunSettings:

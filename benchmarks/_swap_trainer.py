@@ -8,17 +8,14 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import anyio
 import torch
 from anyio import to_thread
 from safetensors.torch import load_file, save_file
 
+from benchmarks._made_up_session import MadeUpSession
 from echo_coordinator.scoring.items import Prompt
-from echo_coordinator.trainer import batch as batches
-from echo_coordinator.trainer.client import Ready, Trained
-from echo_coordinator.trainer.probe_job import ProbeJob, ProbeRefused, ProbeValues
 from echo_coordinator.trainer.settings import LoraSettings, TrainerConfig
 from echo_coordinator.trainer.state import (
     ADAPTER_FILE,
@@ -94,7 +91,7 @@ class SwapTrainer:
         self._asked.release()
 
     @asynccontextmanager
-    async def open(self, config: TrainerConfig) -> AsyncGenerator["_Session"]:
+    async def open(self, config: TrainerConfig) -> AsyncGenerator[MadeUpSession]:
         """Begin with version 0 (an `OpenTrainer`)."""
         checkpoints = Checkpoints(config.checkpoint_folder)
         base_digest = ""
@@ -104,56 +101,12 @@ class SwapTrainer:
             base_digest = (await to_thread.run_sync(file_digest, base)).hex()
         state = TrainerState(base_digest=base_digest)
         first = await to_thread.run_sync(_write, checkpoints, self.versions, state)
-        yield _Session(self, checkpoints, first)
 
-    async def asked(self) -> None:
-        """Wait for `next_version`."""
-        await self._asked.acquire()
+        async def following(state: TrainerState) -> Checkpoint:
+            await self._asked.acquire()
+            return await to_thread.run_sync(_write, checkpoints, self.versions, state)
 
-
-class _Session:
-    """A `Trainer`."""
-
-    def __init__(self, trainer: SwapTrainer, checkpoints: Checkpoints, checkpoint: Checkpoint) -> None:
-        self._trainer = trainer
-        self._checkpoints = checkpoints
-        self._checkpoint = checkpoint
-
-    @property
-    def ready(self) -> Ready:
-        return Ready(
-            update=self._checkpoint.state.update,
-            policy_version=self._checkpoint.state.policy_version,
-            checkpoint=self._checkpoint.folder.name,
-            weights_path=self._checkpoint.weights_path,
-            parameters=0,
-            warnings=(),
-            consumed_groups=(),
-            data_position={},
-        )
-
-    async def probe(self, job: ProbeJob, *, timeout_s: float) -> tuple[ProbeValues, ...]:
-        raise ProbeRefused("nothing is trained in this benchmark")
-
-    async def train(self, batch_path: Path, *, timeout_s: float) -> Trained:
-        await self._trainer.asked()
-        batch = await to_thread.run_sync(batches.read, batch_path)
-        state = TrainerState(
-            update=batch.update,
-            policy_version=batch.policy_version + 1,
-            consumed_groups=tuple(group.group_id for group in batch.groups),
-            data_position=dict(batch.data_position),
-            base_digest=self._checkpoint.state.base_digest,
-        )
-        self._checkpoint = await to_thread.run_sync(_write, self._checkpoints, self._trainer.versions, state)
-        metrics: dict[str, Any] = {"reward": {"mean": 0.5}}
-        return Trained(
-            update=state.update,
-            policy_version=state.policy_version,
-            checkpoint=self._checkpoint.folder.name,
-            weights_path=self._checkpoint.weights_path,
-            metrics=metrics,
-        )
+        yield MadeUpSession(following, first)
 
 
 class MadeUpPrompts(StandInScorers):
