@@ -6,6 +6,8 @@ checkpoint = trainer.save()          durable; name it to others only after this
 """
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from echo_coordinator.trainer.adapter import WithoutAdapter, add_adapter, fix_base, load_adapter, save_adapter
+from echo_coordinator.trainer.adapter import (
+    WithoutAdapter,
+    adapter_tensors,
+    add_adapter,
+    fix_base,
+    load_adapter,
+    save_adapter,
+)
 from echo_coordinator.trainer.batch import TrainingBatch, check
 from echo_coordinator.trainer.metrics import Optimised, report
-from echo_coordinator.trainer.model import load_model, load_tensors, load_weights, save_tensors, save_weights
+from echo_coordinator.trainer.model import load_model, load_tensors, load_weights, save_tensors, save_weights, tensors
 from echo_coordinator.trainer.optimise import Optimiser, make_optimizer
 from echo_coordinator.trainer.ranks import Ranks
 from echo_coordinator.trainer.rows import plan
@@ -112,6 +121,33 @@ class Trainer:
         self.checkpoint = self._store.write(self.state, self._fill)
         self._store.prune(self.config.keep_checkpoints)
         return self.checkpoint
+
+    @contextmanager
+    def at(self, weights: Path | None) -> Generator[None]:
+        """Let the model have the numbers of a published file for the length of the block; None: those of now.
+
+        The numbers of now wait in main memory and come back bit by bit.
+
+        Raises:
+            BackendFailed: the file is damaged or of another model.
+
+        """
+        if weights is None:
+            yield
+            return
+        lora = self.config.lora
+        changing = tensors(self.model) if lora is None else adapter_tensors(self.model)
+        kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in changing.items()}
+        try:
+            if lora is None:
+                load_weights(self.model, weights)
+            else:
+                load_adapter(self.model, lora, weights)
+            yield
+        finally:
+            with torch.no_grad():
+                for name, tensor in changing.items():
+                    tensor.copy_(kept[name])
 
     def _load(self, folder: Path, gradient_checkpointing: bool) -> Any:
         return load_model(

@@ -1,8 +1,8 @@
-"""What the trainer is asked for probes, and what it answers, as they go over its socket. No torch."""
+"""What the trainer is asked for probes and audits, and what it answers, as they go over its socket. No torch."""
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from echo_swarm.codec import pack_f32, unpack_f32
@@ -24,7 +24,7 @@ class ProbeText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeJob:
-    """Score these, with the weights of now."""
+    """Score these, with the weights of now or of a version before."""
 
     texts: tuple[ProbeText, ...]
     tokens: int
@@ -33,6 +33,10 @@ class ProbeJob:
     end_token_ids: tuple[int, ...]
     vocabulary: int
     """Ids at or above it are not sampled."""
+    weights: str = ""
+    """A file of a published version to score with; empty: the weights of now."""
+    spread: bool = False
+    """Whether `ProbeValues.expected` and `variance` are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,10 @@ class ProbeValues:
     completion_ids: bytes
     logprobs: "array[float]"
     """array('f'), one for each id, at the run's training temperature."""
+    expected: "array[float]" = field(default_factory=lambda: array("f"))
+    """Mean of the log-probability of a token drawn at each place (minus the entropy there), nats; see `spread`."""
+    variance: "array[float]" = field(default_factory=lambda: array("f"))
+    """Its variance, nats squared."""
 
 
 def pack_job(job: ProbeJob) -> dict[str, Any]:
@@ -53,6 +61,8 @@ def pack_job(job: ProbeJob) -> dict[str, Any]:
         "seed": job.seed,
         "end_token_ids": list(job.end_token_ids),
         "vocabulary": job.vocabulary,
+        "weights": job.weights,
+        "spread": job.spread,
     }
 
 
@@ -65,6 +75,8 @@ def unpack_job(frame: Mapping[str, Any]) -> ProbeJob:
             seed=frame["seed"],
             end_token_ids=tuple(frame["end_token_ids"]),
             vocabulary=frame["vocabulary"],
+            weights=frame["weights"],
+            spread=frame["spread"],
         )
     except (KeyError, TypeError, ValueError) as e:
         raise MalformedMessage(f"no probe of this version: {e}") from e
@@ -72,11 +84,18 @@ def unpack_job(frame: Mapping[str, Any]) -> ProbeJob:
 
 def pack_values(values: tuple[ProbeValues, ...]) -> dict[str, Any]:
     """Return the frame of an answer."""
-    return {"op": "probed", "values": [[value.completion_ids, pack_f32(value.logprobs)] for value in values]}
+    return {
+        "op": "probed",
+        "values": [[v.completion_ids, *map(pack_f32, (v.logprobs, v.expected, v.variance))] for v in values],
+    }
 
 
 def unpack_values(frame: Mapping[str, Any]) -> tuple[ProbeValues, ...]:
     """Inverse of `pack_values`. Raises ProbeRefused with the trainer's words if it answered otherwise."""
     if frame.get("op") != "probed":
         raise ProbeRefused(f"the trainer gives no values to probes: {frame.get('reason')}")
-    return tuple(ProbeValues(completion_ids=ids, logprobs=unpack_f32(logprobs)) for ids, logprobs in frame["values"])
+    found: list[ProbeValues] = []
+    for ids, *numbers in frame["values"]:
+        logprobs, expected, variance = map(unpack_f32, numbers)
+        found.append(ProbeValues(completion_ids=ids, logprobs=logprobs, expected=expected, variance=variance))
+    return tuple(found)

@@ -1,16 +1,17 @@
-"""The trainer's own values for probes: the same forward pass, precision and temperature as in training.
+"""The trainer's own values for probes and audits: the same forward pass, precision and temperature as in training.
 
 Completions that are missing are sampled first, once for a run: what version 0 says itself is likely enough that
 rounding does not drown in improbable tokens.
 """
 
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import GenerationConfig
 
-from echo_coordinator.trainer.objective.logprobs import token_logprobs
+from echo_coordinator.trainer.objective.logprobs import token_spread
 from echo_coordinator.trainer.packing import Packed
 from echo_coordinator.trainer.probe_job import ProbeJob, ProbeValues
 from echo_swarm.codec import pack_u32, unpack_u32
@@ -36,14 +37,16 @@ def score_probes(
         if not completion:
             completion = _sample(model, prompt, job, place, temperature, device)
         packed = _pack(prompt, completion, device)
-        logprobs = token_logprobs(model, packed, temperature, autocast=autocast).logprobs
-        found.append(
-            ProbeValues(
-                completion_ids=pack_u32(completion),
-                logprobs=array("f", logprobs.tolist()),
-            )
-        )
+        spread = token_spread(model, packed, temperature, autocast=autocast)
+        values = ProbeValues(completion_ids=pack_u32(completion), logprobs=_array(spread.logprobs))
+        if job.spread:
+            values = replace(values, expected=_array(spread.expected), variance=_array(spread.variance))
+        found.append(values)
     return tuple(found)
+
+
+def _array(values: torch.Tensor) -> "array[float]":
+    return array("f", values.tolist())
 
 
 def _pack(prompt: list[int], completion: list[int], device: torch.device) -> Packed:

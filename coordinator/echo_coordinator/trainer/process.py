@@ -26,7 +26,7 @@ from echo_coordinator.trainer import batch as batches
 from echo_coordinator.trainer.probe_job import pack_values, unpack_job
 from echo_coordinator.trainer.settings import TrainerConfig, load_config
 from echo_swarm.children import die_with_parent, read_frame, write_frame
-from echo_swarm.errors import EchoError, MalformedMessage
+from echo_swarm.errors import BackendFailed, EchoError, MalformedMessage
 
 if TYPE_CHECKING:
     from echo_coordinator.trainer.engine import Trainer
@@ -148,14 +148,16 @@ def _probe(trainer: "Trainer", ranks: "Ranks", command: dict[str, Any]) -> dict[
 
     config = trainer.config
     try:
-        values = score_probes(
-            trainer.model,
-            unpack_job(command),
-            temperature=config.temperature,
-            autocast=config.optimizer.precision == "bfloat16",
-            device=ranks.device,
-        )
-    except MalformedMessage as e:
+        job = unpack_job(command)
+        with trainer.at(Path(job.weights) if job.weights else None):
+            values = score_probes(
+                trainer.model,
+                job,
+                temperature=config.temperature,
+                autocast=config.optimizer.precision == "bfloat16",
+                device=ranks.device,
+            )
+    except (BackendFailed, MalformedMessage) as e:
         return {"op": "failed", "reason": str(e), "fatal": False}
     return pack_values(values)
 

@@ -19,7 +19,7 @@ from echo_node.backends.base import PolicyFiles, ScoreRequest
 from echo_node.backends.options import TorchOptions
 from echo_node.backends.torch_engine import TorchEngine
 from echo_swarm.codec import pack_u32, unpack_u32
-from echo_swarm.errors import MalformedMessage
+from echo_swarm.errors import BackendFailed, MalformedMessage
 from echo_swarm.manifest import sha256
 from echo_swarm.probe import ProbeVerdict
 from tests.unit.trainer.conftest import VOCABULARY
@@ -161,6 +161,63 @@ def test_probing_leaves_no_trace_in_what_is_trained(
     files = [trainer.save().folder for trainer in (probed, undisturbed)]
     for name in {path.name for path in files[0].iterdir()}:
         assert (files[0] / name).read_bytes() == (files[1] / name).read_bytes(), name
+
+
+LORA = {"rank": 4, "alpha": 8, "targets": ["q_proj", "down_proj"]}
+
+
+@pytest.mark.parametrize("changes", [{}, {"publish_precision": "bfloat16"}, {"lora": LORA}])
+def test_completions_of_a_version_before_are_scored_with_its_published_file(
+    config: Callable[..., TrainerConfig],
+    member: Callable[..., Member],
+    batch: Callable[..., TrainingBatch],
+    model_folder: Path,
+    changes: dict[str, object],
+) -> None:
+    trainer, engine = (
+        Trainer(config(optimizer={"learning_rate": 0.03}, **changes)),
+        TorchEngine(TorchOptions(threads=1)),
+    )
+    base = trainer.checkpoint.folder.parent / BASE_FILE
+    over = {"base": base, "base_digest": sha256(base.read_bytes())} if base.exists() else {}
+    trainer.train(batch([member(1.0, version=0), member(0.0, start=9, version=0)], update=1))
+    published = trainer.save().weights_path
+    policy = replace(policy_of(trainer, model_folder), **over)
+    trainer.train(batch([member(0.0, version=1), member(1.0, start=9, version=1)], update=2))
+    completions, now = score(trainer, job())
+    engine.load(policy)
+    items = tuple((prompt, tuple(unpack_u32(ids))) for prompt, ids in zip(PROMPTS, completions, strict=True))
+    node = array("f")
+    for piece in engine.score(ScoreRequest(items=items, temperature=TEMPERATURE)):
+        node.extend(piece)
+    with trainer.at(published):
+        then = score(trainer, job(*completions))[1]
+    # A node of a bfloat16 run computes in bfloat16: only the numbers it computes with are the same.
+    assert measure(node, then).mean <= BOUNDS["bfloat16" if changes.get("publish_precision") else "float32"][0]
+    assert measure(now, then).mean > 1e-3
+    with trainer.at(None):
+        assert score(trainer, job(*completions))[1] == now
+    with pytest.raises(BackendFailed), trainer.at(model_folder / "config.json"):
+        pass
+    assert score(trainer, job(*completions))[1] == now, "the numbers of now are back, bit by bit"
+
+
+def test_the_spread_says_how_likely_drawn_tokens_are(config: Callable[..., TrainerConfig]) -> None:
+    trainer = Trainer(config())
+    asked = replace(job(tokens=24), spread=True)
+    rounds = [
+        value
+        for seed in range(16)
+        for value in score_probes(
+            trainer.model, replace(asked, seed=100 * seed), temperature=1.0, autocast=False, device=CPU
+        )
+    ]
+    off = sum(sum(v.logprobs) - sum(v.expected) for v in rounds)
+    variance = sum(sum(v.variance) for v in rounds)
+    # The completions are its own samples. Only reserved ids are left out of them, which the model rarely means.
+    assert abs(off) < 5 * variance**0.5
+    assert unpack_values(pack_values(tuple(rounds))) == tuple(rounds)
+    assert all(len(v.expected) == len(v.variance) == len(v.logprobs) for v in rounds)
 
 
 def test_a_prompt_that_the_model_does_not_know_is_refused(config: Callable[..., TrainerConfig]) -> None:

@@ -31,6 +31,36 @@ def token_logprobs(model: torch.nn.Module, packed: Packed, temperature: float, *
     return from_logits(logits[packed.predicts], packed.targets, temperature)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSpread:
+    """How likely the completion tokens are, and how likely drawn ones would be; all [tokens], float32."""
+
+    logprobs: Tensor
+    expected: Tensor
+    """Mean of the log-probability of a token drawn there: minus the entropy."""
+    variance: Tensor
+    """Of the same."""
+
+
+@torch.no_grad()
+def token_spread(model: torch.nn.Module, packed: Packed, temperature: float, *, autocast: bool) -> TokenSpread:
+    """Run the model over `packed` as `token_logprobs` does, for audits."""
+    with torch.autocast(packed.input_ids.device.type, dtype=torch.bfloat16, enabled=autocast):
+        logits = model(input_ids=packed.input_ids, use_cache=False, logits_to_keep=packed.kept).logits
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    pieces = zip(logits[packed.predicts].split(_ENTROPY_TOKENS), packed.targets.split(_ENTROPY_TOKENS), strict=True)
+    for piece, targets in pieces:
+        log_softmax = torch.log_softmax(piece.float() / temperature, dim=-1)
+        chosen = log_softmax.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        probabilities = log_softmax.exp()
+        # What cannot be drawn counts nothing: 0 x -infinity is no number.
+        finite = log_softmax.masked_fill(probabilities == 0, 0.0)
+        mean = (probabilities * finite).sum(-1)
+        found.append((chosen, mean, (probabilities * (finite - mean.unsqueeze(-1)) ** 2).sum(-1)))
+    logprobs, expected, variance = (torch.cat(column) for column in zip(*found, strict=True))
+    return TokenSpread(logprobs=logprobs, expected=expected, variance=variance)
+
+
 def from_logits(logits: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
     """Return log-probabilities and entropy. `logits`: [tokens, vocabulary]; `targets`: [tokens] int64."""
     log_softmax = torch.log_softmax(logits.float() / temperature, dim=-1)
