@@ -38,6 +38,7 @@ from echo_node.activity import Activity, Part
 from echo_node.backends.restart import RestartPolicy
 from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths, run_dirs
+from echo_node.first_version import hear_of_first_version
 from echo_node.harvest import Harvest
 from echo_node.heartbeat import Heartbeat
 from echo_node.lease_book import LeaseBook
@@ -286,6 +287,8 @@ class Node:
         async with anyio.create_task_group() as tasks:
             for part in (self.link.run, self.heartbeat.run, self.pusher.run, self.prober.run):
                 tasks.start_soon(part)
+            policies = self.policies
+            tasks.start_soon(hear_of_first_version, self.link, lambda: policies.known_head, policies.heard)
 
     async def _on_join(self, joined: Joined) -> None:
         if not self.link.joins:

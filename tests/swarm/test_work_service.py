@@ -191,6 +191,7 @@ async def test_a_request_for_work_waits_until_there_is_some(tmp_path: Path):
         ann = await swarm.peer("ann")
         await ann.hello()
         await swarm.start(groups=0)
+        await ann.beat()  # It knows of the version; that is not what it waits for.
         replies: list[LeaseReply] = []
 
         async def ask() -> None:
@@ -203,12 +204,46 @@ async def test_a_request_for_work_waits_until_there_is_some(tmp_path: Path):
         assert [lease.group_id for lease in replies[0].leases] == [0]
 
 
+@pytest.mark.parametrize("held", [None, 0], ids=["the first one", "a later one"])
+async def test_a_request_that_waits_is_answered_when_a_version_is_published(tmp_path: Path, held: int | None):
+    async with running(tmp_path, beat_s=30.0) as swarm:
+        ann = await swarm.peer("ann")
+        await ann.hello()
+        if held is not None:
+            await swarm.start(groups=0)
+            assert (await ann.lease()).head_version == held
+        replies: list[LeaseReply] = []
+
+        async def ask() -> None:
+            replies.append(await ann.lease(wait_s=20, held=held))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            assert not replies
+            await swarm.state.updates.publish(0 if held is None else held + 1, [b"b" * 32])
+        assert (replies[0].leases, replies[0].retry_after_s) == ((), 0.0)
+        assert replies[0].head_version == (0 if held is None else held + 1)
+
+
+async def test_a_version_published_between_two_requests_answers_the_second_at_once(tmp_path: Path):
+    async with running(tmp_path, beat_s=30.0) as swarm:
+        ann = await swarm.peer("ann")
+        await ann.hello()
+        await swarm.start(groups=0)
+        assert (await ann.lease()).head_version == 0
+        await swarm.state.updates.publish(1, [b"b" * 32])
+        with anyio.fail_after(10):
+            assert (await ann.lease(wait_s=20)).head_version == 1
+
+
 @pytest.mark.parametrize("how", ["left", "replaced"])
 async def test_a_request_that_waits_gets_nothing_once_its_process_is_gone(tmp_path: Path, how: str):
     async with running(tmp_path) as swarm:
         ann = await swarm.peer("ann")
         await ann.hello()
         await swarm.start(groups=0)
+        await ann.beat()
 
         async def ask() -> None:
             with pytest.raises(RemoteError, match="hello_first"):

@@ -42,6 +42,8 @@ class Node:
     skew_s: float = 0.0
     """Its clock minus ours."""
     held_version: int | None = None
+    told_version: int | None = None
+    """The newest version, as it was told last."""
     state: str = ""
     """In its own words."""
     tokens_per_s: float = 0.0

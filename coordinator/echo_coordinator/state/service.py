@@ -106,6 +106,8 @@ class WorkService:
         await core.write_peer(peer, hello.role, hello.backend)
         core.changed.notify()
         manifests = self._published()
+        if (node := core.roster.get(peer)) is not None and manifests.head_manifest is not None:
+            self._tell_head(node)
         return Welcome(
             run_manifest=manifests.run_manifest,
             head_manifest=manifests.head_manifest,
@@ -114,7 +116,7 @@ class WorkService:
         )
 
     async def lease(self, peer: PeerId, request: LeaseRequest) -> LeaseReply:
-        """Grant work, or wait for some for up to `wait_s`, or say why there is none."""
+        """Grant work, or wait for some for up to `wait_s`, or say why there is none; or that there is a new version."""
         core = self._core
         node = self._known(peer)
         if node.role is not Role.INFERENCE or node.backend is None:
@@ -122,20 +124,20 @@ class WorkService:
         node.held_version = request.held_version
         granted: list[LiveLease] = []
         with anyio.move_on_after(request.wait_s):
-            while not (granted := self._grant(peer, request)) and not self._is_in_vain(peer):
+            while not (granted := self._grant(peer, request)) and not self._is_in_vain(node):
                 # No await stands between the look and the wait, so no change is missed.
                 await core.work_changed.wait(request.wait_s, peer)
                 if core.roster.get(peer) is not node or not node.live:
                     raise _hello_first()  # It left, or another process took its place, while this call waited.
         if granted:
             await self._write_down(peer, granted)
-        return self._lease_reply(peer, request, granted)
+        return self._lease_reply(node, request, granted)
 
     async def push(self, peer: PeerId, push: Push) -> PushReply:
         """Judge finished work; the verdicts are on disk when they are sent."""
         self._core.roster.heard(peer, self._core.clock.monotonic_s())
         outcome = await self._state.intake.submit(peer, push.envelope)
-        head = self._core.versions.published
+        head = self._tell_head(self._core.roster.get(peer))
         if isinstance(outcome, Busy):
             return PushReply(verdicts=(), head_version=head, retry_after_s=outcome.retry_after_s)
         return PushReply(verdicts=outcome, head_version=head)
@@ -150,7 +152,7 @@ class WorkService:
         core.on_dropped(core.leases.drop_unnamed(peer, beat.lease_ids, now))
         node = core.roster.get(peer)
         return BeatReply(
-            head_version=core.versions.published,
+            head_version=self._tell_head(node),
             expired=expired,
             stopping=core.stopping,
             finished=core.finished,
@@ -210,9 +212,18 @@ class WorkService:
             new_id=lambda: secrets.token_bytes(16),
         )
 
-    def _is_in_vain(self, peer: PeerId) -> bool:
-        """Whether waiting brings nothing: the answer says why, and how soon to ask again."""
-        return self._core.paused or self._core.stopping or self._state.probes.bars(peer)
+    def _is_in_vain(self, node: Node) -> bool:
+        """Whether the answer should not wait for work: it says why there is none, or that there is a new version."""
+        core = self._core
+        news = node.told_version != core.versions.published
+        return news or core.paused or core.stopping or self._state.probes.bars(node.peer)
+
+    def _tell_head(self, node: Node | None) -> int | None:
+        """Return the newest version, for an answer to this peer: it need not be told at once any more."""
+        head = self._core.versions.published
+        if node is not None:
+            node.told_version = head
+        return head
 
     def _is_alone(self) -> bool:
         return self._core.roster.working() == 1
@@ -225,15 +236,15 @@ class WorkService:
             core.on_dropped(core.leases.release(peer, ids, "not written", core.clock.monotonic_s()))
             raise
 
-    def _lease_reply(self, peer: PeerId, request: LeaseRequest, granted: list[LiveLease]) -> LeaseReply:
+    def _lease_reply(self, node: Node, request: LeaseRequest, granted: list[LiveLease]) -> LeaseReply:
         # A lease that ended while it was written down (its group was dropped) is left out.
         leases = [lease for lease in granted if lease.outstanding and self._core.leases.get(lease.lease_id)]
-        reason = WaitReason.NONE if leases else self._wait_reason(peer, request)
+        reason = WaitReason.NONE if leases else self._wait_reason(node.peer, request)
         # In these cases the request was parked, and would be again: no need to stay away.
-        calm = reason in (WaitReason.STALENESS_LIMIT, WaitReason.QUOTA, WaitReason.NONE)
+        calm = reason in (WaitReason.STALENESS_LIMIT, WaitReason.QUOTA, WaitReason.STARTING, WaitReason.NONE)
         return LeaseReply(
             leases=tuple(self._to_wire(lease) for lease in leases),
-            head_version=self._core.versions.published,
+            head_version=self._tell_head(node),
             wait_reason=reason,
             retry_after_s=0.0 if calm else self._core.settings.beat_s,
         )
