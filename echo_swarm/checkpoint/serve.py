@@ -96,7 +96,7 @@ class BlobServer:
         )
         self._rpc.method("run", typed(RunRequest, self._run))
         self._rpc.method("manifest", typed(ManifestRequest, self._manifest))
-        self._rpc.method("have", typed(HaveRequest, self._have))
+        self._rpc.method("have", typed(HaveRequest, self._have), waits=True)
         if allocates:
             self._rpc.method("offer", typed(OfferRequest, self._offer))
         self._rpc.method("piece", typed(PieceRequest, self._piece))

@@ -6,7 +6,8 @@
                      of calls or bytes is used up
 
 Bounds: streams in all and a peer, calls and request bytes in flight a peer, size and arrival time of a frame, and how
-long a peer may stay silent or leave answers unread.
+long a peer may stay silent or leave answers unread. When all streams are taken, the one that has been of no use for
+longest makes room: identities are free, so whoever only holds streams must not keep others out.
 """
 
 import logging
@@ -46,6 +47,8 @@ _KEEPALIVE_S = 5.0
 """A peer whose calls we are working on hears from us this often, also when its share is used up and we do not read."""
 _FINISH_S = 2.0
 """How long calls that are to be finished may hold up the end of the server."""
+_MAX_LEAVING = 64
+"""Streams that made room and are being closed, beside `max_streams`."""
 
 
 class RpcServer:
@@ -64,6 +67,7 @@ class RpcServer:
         max_streams: int = 4096,
         idle_timeout_s: float = 60.0,
         frame_timeout_s: float = 30.0,
+        settled_s: float = 1.0,
     ) -> None:
         """Describe the server.
 
@@ -75,9 +79,10 @@ class RpcServer:
             max_in_flight_per_peer: calls being handled or answered; more are not read off the stream.
             max_bytes_in_flight_per_peer: the same by size of requests; four of the largest if None.
             max_streams_per_peer: further ones are closed at once.
-            max_streams: of all peers together.
+            max_streams: of all peers together; one that is not in use ends when another peer needs its place.
             idle_timeout_s: a stream with nothing in flight that says nothing is closed. Clients ping every 10 s.
             frame_timeout_s: for a frame to arrive (plus its size at 32 KiB/s), and for an answer to be taken.
+            settled_s: a stream opened or used so lately makes no room: its next call may be on its way.
 
         """
         self.traffic = TrafficLedger()
@@ -92,14 +97,17 @@ class RpcServer:
         self._max_streams = max_streams
         self._idle_timeout_s = idle_timeout_s
         self._frame_timeout_s = frame_timeout_s
+        self._settled_s = settled_s
         self._methods: dict[str, Method] = {}
         self._finished: set[str] = set()
+        self._waiting: set[str] = set()
+        self._leaving = 0
         self._shares: dict[PeerId, Share] = {}
         self._sessions: set[_Session] = set()
         self.closed = False
         """Whether it ends."""
 
-    def method(self, name: str, handler: Method, *, finish: bool = False) -> None:
+    def method(self, name: str, handler: Method, *, finish: bool = False, waits: bool = False) -> None:
         """Answer calls of `name` with `handler`.
 
         Args:
@@ -107,9 +115,12 @@ class RpcServer:
             handler: answers.
             finish: whether a call under way is answered before the server ends, rather than cut off: for one whose
                 effect lasts, so that the caller need not ask again later what became of it.
+            waits: whether most of a call's time is waiting for news: it does not count as use of its stream.
 
         """
         self._methods[name] = handler
+        if waits:
+            self._waiting.add(name)
         if finish:
             self._finished.add(name)
 
@@ -140,7 +151,7 @@ class RpcServer:
 
     async def _on_stream(self, stream: ByteStream, peer: PeerId) -> None:
         share = self._shares.get(peer) or Share(max_calls=self._max_calls, max_bytes=self._max_bytes)
-        if self.closed or share.streams >= self._max_streams_per_peer or len(self._sessions) >= self._max_streams:
+        if self.closed or share.streams >= self._max_streams_per_peer or not self._has_room():
             self.traffic.refused_streams += 1
             return
         self._shares[peer] = share
@@ -151,9 +162,30 @@ class RpcServer:
             await session.run()
         finally:
             self._sessions.discard(session)
+            self._leaving -= session.leaving
             share.streams -= 1
             if share.streams == 0:
                 del self._shares[peer]
+
+    def _has_room(self) -> bool:
+        """Return whether one more stream may be served, after ending the longest unused one if that is needed."""
+        if len(self._sessions) - self._leaving < self._max_streams:
+            return True
+        if self._leaving >= _MAX_LEAVING:
+            return False
+        idle = [session for session in self._sessions if not session.leaving and not session.in_use]
+        oldest = min(idle, key=lambda session: session.used_at_s, default=None)
+        if oldest is None or anyio.current_time() - oldest.used_at_s < self._settled_s:
+            return False
+        oldest.leaving = True
+        self._leaving += 1
+        self.traffic.evicted_streams += 1
+        oldest.link.end("not in use, and others need the place")
+        return True
+
+    def is_use(self, method: str) -> bool:
+        """Whether a call of a method counts as use of its stream."""
+        return method in self._methods and method not in self._waiting
 
     async def answer(self, peer: PeerId, frame: Frame) -> bytes:
         """Carry out one call and return the frame that answers it."""
@@ -215,6 +247,16 @@ class _Session:
         self.settled = anyio.Event()
         """Set once nothing is unfinished after the server was closed, or when the stream has ended."""
         self._keepalive_queued = False
+        self._uses = 0
+        self.used_at_s = anyio.current_time()
+        """When it was opened, or the last call that is use of it ended."""
+        self.leaving = False
+        """Whether it makes room for another."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a call is under way that counts as use."""
+        return self._uses > 0
 
     async def run(self) -> None:
         """Serve until the stream ends."""
@@ -234,6 +276,7 @@ class _Session:
         await self._share.acquire(size)
         self._calls += 1
         self._bytes += size
+        self._uses += self._server.is_use(frame.subject)
         self.unfinished += self._server.is_finished(frame.subject)
         tasks.start_soon(self._handle, frame, size)
 
@@ -244,6 +287,9 @@ class _Session:
         def written() -> None:
             self._calls -= 1
             self._bytes -= size
+            if self._server.is_use(frame.subject):
+                self._uses -= 1
+                self.used_at_s = anyio.current_time()
             self.unfinished -= self._server.is_finished(frame.subject)
             if self._server.closed and not self.unfinished:
                 self.settled.set()

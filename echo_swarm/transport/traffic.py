@@ -36,6 +36,8 @@ class TrafficLedger:
     """The MAX_PEERS_COUNTED that called last."""
     refused_streams: int = 0
     """Beyond the number allowed."""
+    evicted_streams: int = 0
+    """Not in use while another peer needed the place."""
     malformed_streams: int = 0
     """Ended because the peer broke the protocol."""
 
