@@ -109,7 +109,11 @@ def export(
     from echo_coordinator.commands.export import export_version
 
     exported = export_version(run, out, version=version, merged=merged)
-    typer.echo(f"wrote version {exported} to {out}")
+    typer.echo(f"wrote version {exported.version} to {out}")
+    if exported.base:
+        typer.echo(
+            f"an adapter for {exported.base}, which its adapter_config.json names; --merged writes a whole model"
+        )
 
 
 @app.command()

@@ -17,6 +17,7 @@ from echo_coordinator.trainer.settings import (
 )
 from echo_swarm.addresses import ListenAddress, Multiaddress, PeerAddress
 from echo_swarm.errors import SettingsError
+from echo_swarm.plain_errors import NO_SUCH, problems
 from echo_swarm.wire import Name, RunId, Text
 
 
@@ -40,6 +41,9 @@ class RunSection(_Section):
     """32 hex digits, made by `init`. Never change it: nodes know the run by it."""
     name: Name
     """For people."""
+    base_model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """Hub id of the model, written by `init` when it was given one. An exported adapter names it as its base; when not
+    set, it names RUN/model. What is trained is always RUN/model."""
     description: Text = ""
     """For people; shown by nodes when they join."""
     updates: Annotated[int, Field(ge=1)] | None = None
@@ -151,14 +155,9 @@ def load_settings(folder: RunFolder) -> RunSettings:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise SettingsError(f"{path} is not valid TOML: {e}") from e
     except ValidationError as e:
-        problems = [
-            f"{'.'.join(str(part) for part in error['loc'])}: {_said(error)}"
-            for error in e.errors(include_url=False, include_input=False)
-        ]
-        raise SettingsError(f"{path}: " + "; ".join(problems)) from e
+        listed = [f"{name}: {_with_pointer(said)}" if name else said for name, said in problems(e)]
+        raise SettingsError(f"{path}: " + "; ".join(listed)) from e
 
 
-def _said(error: Any) -> str:
-    if error["type"] == "extra_forbidden":
-        return "there is no such setting; docs/settings.md lists them"
-    return str(error["msg"]).removeprefix("Value error, ")
+def _with_pointer(said: str) -> str:
+    return f"{said}; docs/settings.md lists them" if said == NO_SUCH else said

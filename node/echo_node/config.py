@@ -17,12 +17,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from echo_swarm.addresses import ListenAddress
 from echo_swarm.errors import SettingsError
+from echo_swarm.plain_errors import problems
 from echo_swarm.work import Role
 
 PATIENCE_S = 60.0
@@ -65,15 +66,24 @@ class NodeConfig(BaseModel):
         # Not resolved: a virtual environment's interpreter is a link, and knows its packages by the link's place.
         return None if path is None else path.absolute()
 
+    @model_validator(mode="after")
+    def _listen_or_not(self) -> Self:
+        if self.outbound_only and self.listen:
+            raise ValueError(
+                "--outbound-only and --listen exclude each other: the one accepts no connections, the other says "
+                "where to accept them; leave one out"
+            )
+        return self
+
 
 def make_config(**values: object) -> NodeConfig:
     """Check settings that a person gave. Raises SettingsError, naming the first that is wrong."""
     try:
         return NodeConfig.model_validate(values)
     except ValidationError as e:
-        first = e.errors(include_url=False, include_input=False, include_context=False)[0]
-        name = "-".join(str(part) for part in first["loc"][:1]).replace("_", "-").removesuffix("-mbit")
-        raise SettingsError(f"--{name}: {first['msg'].removeprefix('Value error, ')}") from e
+        field, said = problems(e)[0]
+        name = field.partition(".")[0].replace("_", "-").removesuffix("-mbit").removesuffix("-s")
+        raise SettingsError(f"--{name}: {said}" if name else said) from e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Both command lines as a person meets them: what they print, what they refuse, how they end. Real hivemind."""
 
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -98,6 +99,22 @@ def test_init_makes_settings_that_load_a_private_key_and_a_model(made: Path):
     assert not address.endswith("/0"), "the invite must stay valid after a restart"
 
 
+def test_init_writes_the_documented_defaults_and_what_it_writes_as_comments_can_be_used(made: Path, tmp_path: Path):
+    text = (made / "run.toml").read_text()
+    settings = load_settings(RunFolder(made))
+    chosen = {("environment", "max_prompt_tokens"), ("work", "max_tokens")}  # by the model's context
+    for section, values in tomllib.loads(text).items():
+        fields = type(getattr(settings, section)).model_fields
+        for name, value in values.items():
+            if not fields[name].is_required() and (section, name) not in chosen and section != "network":
+                assert value == fields[name].get_default(call_default_factory=True), f"{section}.{name}"
+    uncommented = re.sub(r"^# (?=\[|\w+ = )", "", text, flags=re.MULTILINE)
+    (tmp_path / "run.toml").write_text(uncommented)
+    whole = load_settings(RunFolder(tmp_path))
+    assert whole.lora is not None and whole.publish.gguf == ("q8_0",) and whole.run.updates == 1000
+    assert whole.lora == type(whole.lora)(), "the defaults again"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -158,7 +175,7 @@ def test_init_fills_the_empty_folder_one_is_in(model: Path, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("section", "change", "named"),
     [
-        ("publish", {"keep_versions": 4}, "keep_versions"),
+        ("publish", {"keep_versions": 2}, "keep_versions"),
         ("work", {"top_p": 0.8}, "top_p"),
         ("work", {"mode": "sequential", "max_staleness": 2}, "max_staleness"),
         ("work", {"max_tokens": 4096}, "work.max_tokens"),

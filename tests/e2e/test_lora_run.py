@@ -1,6 +1,7 @@
 """A LoRA run with a real trainer and a torch node: exact, the base travels once, and what is exported is the policy."""
 
 import json
+import stat
 from pathlib import Path
 
 import pytest
@@ -90,9 +91,16 @@ def _check_exports(run: RunFolder, folder: Path, adapter: Path) -> None:
     import torch
 
     run.settings.write_text(to_toml(CHOSEN.model_dump(exclude_none=True)))
-    assert export_version(run.root, folder / "adapter", version=None) == UPDATES
+    exported = export_version(run.root, folder / "adapter", version=None)
+    assert (exported.version, exported.base) == (UPDATES, str(run.model))
+    described = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == exported.base
     assert (folder / "adapter" / "adapter_model.safetensors").read_bytes() == adapter.read_bytes()
-    assert export_version(run.root, folder / "merged", version=None, merged=True) == UPDATES
+    assert export_version(run.root, folder / "merged", version=None, merged=True).version == UPDATES
+    modes = {stat.S_IMODE(p.stat().st_mode) for name in ("adapter", "merged") for p in (folder / name).iterdir()}
+    plain = folder / "plain"
+    plain.touch()
+    assert modes == {stat.S_IMODE(plain.stat().st_mode)}, "as the person's umask says"
     over = logits_of(run.model, folder / "adapter")
     assert torch.allclose(logits_of(folder / "merged"), over, atol=1e-5)
     assert not torch.allclose(logits_of(run.model), over, atol=1e-3)

@@ -3,8 +3,10 @@
 import json
 import secrets
 import shutil
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from echo_coordinator.config import load_settings
@@ -15,8 +17,17 @@ from echo_swarm.errors import LocalFault, UsageError
 from echo_swarm.manifest import BASE_VERSION, ArtifactKind
 
 
-def export_version(root: Path, out: Path, *, version: int | None, merged: bool = False) -> int:
-    """Write a version to the new folder `out`; return its number. The run may be running.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    version: int
+    base: str = ""
+    """Of an adapter: the model that it is for, a hub id or a folder."""
+
+
+def export_version(root: Path, out: Path, *, version: int | None, merged: bool = False) -> Exported:
+    """Write a version to the new folder `out`. The run may be running.
 
     Of a LoRA run that is the adapter as PEFT's files, or with `merged` a whole model with the adapter worked in.
 
@@ -41,6 +52,7 @@ def export_version(root: Path, out: Path, *, version: int | None, merged: bool =
     if chosen not in kept:
         raise UsageError(f"version {chosen} is not kept any more; there are {', '.join(map(str, kept))}")
     weights = _intact(store, chosen, kind)
+    base = settings.run.base_model or str(folder.model.absolute())
     with _building(out) as building:
         if settings.lora is None:
             _copy_model(folder, building)
@@ -50,9 +62,11 @@ def export_version(root: Path, out: Path, *, version: int | None, merged: bool =
             _merge(_intact(store, BASE_VERSION, ArtifactKind.SAFETENSORS), weights, building / "model.safetensors")
         else:
             shutil.copyfile(weights, building / "adapter_model.safetensors")
-            config = json.dumps(read_adapter(weights).config, indent=2)
-            (building / "adapter_config.json").write_text(config + "\n", encoding="utf-8")
-    return chosen
+            # The published file names no base: it must have the same bytes wherever the run lies.
+            config = {**read_adapter(weights).config, "base_model_name_or_path": base}
+            text = json.dumps(config, indent=2)
+            (building / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
+    return Exported(version=chosen, base="" if settings.lora is None or merged else base)
 
 
 def _intact(store: VersionStore, version: int, kind: ArtifactKind) -> Path:
@@ -70,6 +84,10 @@ def _building(out: Path) -> Generator[Path]:
     building.mkdir()
     try:
         yield building
+        # Some libraries make files that nobody else may read. The folder itself has what the person's umask allows.
+        mode = stat.S_IMODE(building.stat().st_mode) & 0o666
+        for path in building.iterdir():
+            path.chmod(mode)
         building.rename(out)
     finally:
         shutil.rmtree(building, ignore_errors=True)

@@ -13,6 +13,7 @@ from echo_coordinator.config import load_settings
 from echo_coordinator.environments.registry import check_environment
 from echo_coordinator.model_folder import ModelFacts, copy_model, count_parameters, find_model, read_facts
 from echo_coordinator.run_folder import RunFolder
+from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.errors import LocalFault, SettingsError, UsageError
 from echo_swarm.identity import load_or_create
 
@@ -26,7 +27,7 @@ _TEMPLATE = """\
 [run]
 id = "{run_id}"   # never change it: nodes know the run by it
 name = {name}
-# updates = 1000              # end the run after so many; without it, it runs until you stop it
+{base_model}# updates = 1000              # end the run after so many; without it, it runs until you stop it
 
 [environment]
 name = {environment}
@@ -52,6 +53,13 @@ learning_rate = 1e-6
 [evaluation]
 every = 10                    # versions; 0: never
 prompts = 200
+
+# [publish]
+# gguf = ["q8_0"]             # files for llama.cpp too, for nodes without a GPU; delays every version a little
+
+# [lora]                      # train a LoRA adapter instead of all weights: a version is some megabytes then
+# rank = 16
+# alpha = 32.0
 
 [network]
 listen = ["/ip4/0.0.0.0/tcp/{port}"]
@@ -79,7 +87,9 @@ def init_run(root: Path, *, model: str, environment: str, name: str, mode: str) 
         folder = RunFolder(building)
         copy_model(source, folder.model)
         load_or_create(folder.key)
-        folder.settings.write_text(_settings(facts, _found_again(environment), name, mode), encoding="utf-8")
+        base_model = "" if Path(model).expanduser().is_dir() else model
+        text = _settings(facts, _found_again(environment), name, mode, base_model)
+        folder.settings.write_text(text, encoding="utf-8")
         try:
             load_settings(folder)
         except SettingsError as e:
@@ -87,14 +97,15 @@ def init_run(root: Path, *, model: str, environment: str, name: str, mode: str) 
         _move(building, target)
 
 
-def _settings(facts: ModelFacts, environment: str, name: str, mode: str) -> str:
+def _settings(facts: ModelFacts, environment: str, name: str, mode: str, base_model: str) -> str:
     # Prompt and completion share the model's context.
     longest = LONGEST if facts.context_tokens is None else max(1, min(LONGEST, facts.context_tokens // 2))
     return _TEMPLATE.format(
         run_id=secrets.token_hex(16),
         name=json.dumps(name),
         mode=mode,
-        max_staleness=0 if mode == "sequential" else 4,
+        max_staleness=0 if mode == "sequential" else WorkSettings().max_staleness,
+        base_model=f"base_model = {json.dumps(base_model)}   # named by exported adapters\n" if base_model else "",
         environment=json.dumps(environment),
         longest=longest,
         port=_free_port(),

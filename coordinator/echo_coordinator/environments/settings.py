@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from echo_swarm.errors import SettingsError
+from echo_swarm.plain_errors import NO_SUCH, problems
 
 S = TypeVar("S", bound="EnvironmentSettings")
 
@@ -22,12 +23,11 @@ def check_settings(kind: type[S], settings: dict[str, Any], environment: str) ->
     try:
         return kind.model_validate(settings)
     except ValidationError as e:
-        problems: list[str] = []
-        for error in e.errors(include_url=False, include_input=False):
-            name = ".".join(str(part) for part in error["loc"]) or "settings"
-            text = "there is no such setting" if error["type"] == "extra_forbidden" else error["msg"]
-            problems.append(f"{name}: {text}{near(name, kind.model_fields) if 'no such' in text else ''}")
-        raise SettingsError(f"environment.settings of {environment}: " + "; ".join(problems)) from e
+        listed = [
+            f"{name or 'settings'}: {said}{near(name, kind.model_fields) if said == NO_SUCH else ''}"
+            for name, said in problems(e)
+        ]
+        raise SettingsError(f"environment.settings of {environment}: " + "; ".join(listed)) from e
 
 
 def near(name: str, known: Iterable[str]) -> str:

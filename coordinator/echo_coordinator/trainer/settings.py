@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from echo_swarm.errors import SettingsError
+from echo_swarm.plain_errors import problems
 
 Aggregation = Literal["token", "sequence", "constant"]
 Precision = Literal["float32", "bfloat16"]
@@ -237,7 +238,5 @@ def load_config(path: Path) -> TrainerConfig:
 
 def _describe(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        return "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: {item['msg']}" for item in error.errors()
-        )
+        return "; ".join(f"{name or 'settings'}: {said}" for name, said in problems(error))
     return str(error)

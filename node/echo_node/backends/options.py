@@ -1,16 +1,24 @@
 """The option string of `--backend`, such as `torch:batch=16,precision=bfloat16`, and each engine's typed settings."""
 
 import importlib.util
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from echo_node.wanted import Wanted
 from echo_swarm.errors import BackendFailed, UsageError
 from echo_swarm.extras import install_command
 from echo_swarm.manifest import ArtifactKind
+from echo_swarm.plain_errors import no_such, problems
 
 Batch = Annotated[int, Field(ge=1, le=4096)]
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise ValueError(f"{text!r} is not allowed, choose auto, cpu, cuda, or one GPU such as cuda:1")
+    return text
 
 
 class EngineOptions(BaseModel):
@@ -33,7 +41,7 @@ class EngineOptions(BaseModel):
 class TorchOptions(EngineOptions):
     """Settings of the torch engine."""
 
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[str, AfterValidator(_device)] = "auto"
     precision: Literal["float32", "bfloat16", "float16"] | None = None
     """None: float32 on a CPU, bfloat16 on a GPU."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -203,7 +211,7 @@ def parse_options(name: str, values: dict[str, Any]) -> EngineOptions:
     try:
         return model.model_validate(values)
     except ValidationError as e:
-        first = e.errors(include_url=False, include_input=False, include_context=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        known = ", ".join(model.model_fields)
-        raise UsageError(f"backend {name}, option {key!r}: {first['msg']} (options: {known})") from None
+        key, said = problems(e)[0]
+        if key not in model.model_fields:
+            raise UsageError(f"--backend {name}: {no_such(key, model.model_fields)}") from None
+        raise UsageError(f"--backend {name}: {key}: {said}") from None

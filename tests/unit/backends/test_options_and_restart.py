@@ -26,11 +26,12 @@ def test_an_option_string_becomes_typed_settings() -> None:
             "jax",
             r"unknown backend 'jax'; there are: auto, torch \(installed\), llama_cpp \(.*\), .*scripted \(installed\)",
         ),
-        ("torch:batch=0", "option 'batch': Input should be greater than or equal to 1"),
-        ("torch:bacth=1", r"option 'bacth': Extra inputs are not permitted \(options: batch, device"),
+        ("torch:batch=0", "--backend torch: batch: '0' is not allowed, it must be 1 or more"),
+        ("torch:bacth=1", "there is no setting 'bacth'; did you mean batch[?] There are: batch, device"),
         ("torch:batch", "write options as NAME:key=value"),
         ("torch:batch=1,batch=2", "each key once"),
-        ("torch:precision=int3", "option 'precision'"),
+        ("torch:precision=int3", "precision: 'int3' is not allowed, choose 'float32', 'bfloat16' or 'float16'"),
+        ("torch:device=gpu", "device: 'gpu' is not allowed, choose auto, cpu, cuda, or one GPU such as cuda:1"),
     ],
 )
 def test_a_wrong_option_says_what_to_write(text: str, message: str) -> None:

@@ -70,7 +70,7 @@ def test_a_configuration_survives_its_file_and_a_wrong_one_names_the_field(tmp_p
     path.write_text(config.model_dump_json())
     assert load_config(path) == config
     path.write_text('{"model_folder": "/m", "checkpoint_folder": "/c", "temperature": 0}')
-    with pytest.raises(SettingsError, match="temperature: Input should be greater than 0"):
+    with pytest.raises(SettingsError, match="temperature: 0 is not allowed, it must be more than 0"):
         load_config(path)
 
 
