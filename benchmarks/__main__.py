@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: `python -m benchmarks`. About two hours on two quiet cores.
+"""All benchmarks, one after the other: `python -m benchmarks`. About two and a half hours on two quiet cores.
 
 Those that need more than the project's own environment are left out, with a message, where that is missing.
 """
@@ -48,6 +48,7 @@ BENCHMARKS: tuple[tuple[str, tuple[str, ...], tuple[Need, ...]], ...] = (
     ("async_utilisation", (), ()),
     ("compare_trl", (), ()),
     ("distribution", (), (links,)),
+    ("chaos_distribution", (), ()),
 )
 """Name, arguments, and what there must be. `version_swap` itself leaves out the backends that are not installed."""
 

@@ -30,8 +30,8 @@ class MadeUpSession:
             weights_path=self._checkpoint.weights_path,
             parameters=0,
             warnings=(),
-            consumed_groups=(),
-            data_position={},
+            consumed_groups=self._checkpoint.state.consumed_groups,
+            data_position=self._checkpoint.state.data_position,
         )
 
     async def probe(self, job: ProbeJob, *, timeout_s: float) -> tuple[ProbeValues, ...]:

@@ -72,14 +72,18 @@ class VersionStore(ManifestShelf):
         self._downloading: dict[bytes, int] = {}
         """Artifact digest → its version; the same, and those that are being opened."""
         self._in_use: frozenset[int] = frozenset()
-        self._drop_misshapen()
+        self._drop_leftovers()
 
-    def _drop_misshapen(self) -> None:
-        """Remove files that cannot be what their manifests say, such as empty ones."""
+    def _drop_leftovers(self) -> None:
+        """Remove files that cannot be what their manifests say, such as empty ones, and what whole ones came from."""
         for version, artifact in self._artifacts():
             path = self.version_folder(version) / artifact.file_name
             size = size_of(path)
-            if size not in (None, artifact.size_bytes):
+            if size == artifact.size_bytes:
+                # A kill came between the final name and the end of the download's own files.
+                remove_file(path.with_name(f"{path.name}.part"))
+                remove_file(path.with_name(f"{path.name}.pieces"))
+            elif size is not None:
                 log.warning("%s has %d bytes, expected %d; fetched again", path, size, artifact.size_bytes)
                 remove_file(path)
 

@@ -301,6 +301,16 @@ def test_leftovers_of_a_crash_are_removed(run, tmp_path, store):
     assert names(store.version_folder(1)) == ["manifest.bin", "model.gguf"]
 
 
+def test_a_kill_between_the_final_name_and_the_end_of_the_download_leaves_nothing(run, tmp_path, store):
+    _, data, partial = begin(run, store, written=range(4))
+    journal = partial.journal_path.read_bytes()
+    path = store.finish_partial(partial)
+    partial.journal_path.write_bytes(journal)
+    again = VersionStore(tmp_path, run.run_id)
+    assert again.verify(1, GGUF) == path and path.read_bytes() == data
+    assert names(path.parent) == ["manifest.bin", "model.gguf"]
+
+
 def test_the_head_survives_a_restart_and_never_goes_down(run, tmp_path, store):
     store.save_head(run.signed(5))
     store.save_head(run.signed(4))
