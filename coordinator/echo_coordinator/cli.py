@@ -99,6 +99,21 @@ def stop(run: RunArgument) -> None:
 
 
 @app.command()
+def rollback(
+    run: RunArgument,
+    to: Annotated[int, typer.Option("--to", min=0, metavar="VERSION", help="The version to go back to.")],
+) -> None:
+    """Go back to an earlier version of a stopped run: the next `start` publishes it under a new, higher number."""
+    from echo_coordinator.commands.rollback import roll_back
+
+    done = roll_back(run, to)
+    left = ", ".join(map(str, done.abandoned))
+    typer.echo(f"version {to} will be published as version {done.version}; left behind: {left}")
+    typer.echo("What was sampled and not yet trained is dropped then. Go on with:")
+    typer.echo(f"  echo-coordinator start {run}")
+
+
+@app.command()
 def export(
     run: RunArgument,
     out: Annotated[Path, typer.Argument(help="New folder; transformers loads it.", show_default=False)],

@@ -16,6 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from echo_coordinator.commands.rollback import roll_back
+from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.trainer import batch as batches
 from echo_coordinator.trainer.batch import Group, Member, TrainingBatch
 from echo_coordinator.trainer.client import BatchRefused, TrainerClient, start_trainer
@@ -248,3 +250,32 @@ def test_rank_zero_ends_when_the_socket_closes_even_without_help_from_the_kernel
             connection, _ = listener.accept()
             connection.close()
             assert rank.wait(timeout=60) == 75
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8, "targets": ["q_proj"]}])
+async def test_a_trainer_goes_on_from_a_version_that_was_rolled_back_to_with_its_moments(
+    config: TrainerConfig, tmp_path: Path, lora: dict[str, object] | None
+):
+    run = RunFolder(tmp_path / "run")
+    run.root.mkdir()
+    run.settings.touch()
+    config = at(run.checkpoints, config, lora=lora)
+    async with start_trainer(config, tmp_path, tmp_path / "first.log") as trainer:
+        for update in (1, 2):
+            await trainer.train(write(tmp_path, make_batch(update)), timeout_s=120)
+    done = roll_back(run.root, 1)
+    one, three = run.checkpoints / "v00000001", run.checkpoints / "v00000003"
+    weights = "adapter.safetensors" if lora else "model.safetensors"
+    async with start_trainer(config, tmp_path, tmp_path / "second.log") as trainer:
+        ready = trainer.ready
+        assert (ready.policy_version, ready.rolled_back_to, ready.consumed_groups) == (done.version, 1, ())
+        for name in (weights, "optimizer.safetensors"):
+            assert (three / name).read_bytes() == (one / name).read_bytes()
+        batch = replace(make_batch(ready.update + 1), policy_version=done.version)
+        result = await trainer.train(write(tmp_path, batch), timeout_s=120)
+    assert (result.policy_version, result.update) == (done.version + 1, ready.update + 1)
+    before, after = (load_file(folder / "optimizer.safetensors") for folder in (three, run.checkpoints / "v00000004"))
+    steps = [name for name in before if "step" in name]
+    assert steps and all(after[name] == before[name] + 1 for name in steps)
+    state = json.loads((run.checkpoints / "v00000004" / "state.json").read_text())
+    assert state["rolled_back_to"] is None

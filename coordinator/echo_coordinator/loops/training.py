@@ -234,20 +234,28 @@ class TrainingLoop:
         """Bring ledger and publication to where the trainer's newest checkpoint stands."""
         versions = self._state.core.versions
         if ready.policy_version > versions.trained:
-            # Its update was durable when we died, the ledger's line was not.
-            batch = await self._state.updates.batch_of(ready.consumed_groups)
-            metrics = {"policy_version": ready.policy_version, "update": ready.update, "recovered": True}
-            await self._state.updates.commit(
-                batch, new_version=ready.policy_version, checkpoint=ready.checkpoint, metrics=metrics
-            )
-            await anyio.to_thread.run_sync(append_line, self._folder.metrics, metrics)
-            text = f"update {self._state.updates.count} was finished after a crash from checkpoint {ready.checkpoint}"
-            await self._state.core.record_event("recovered", text)
+            if ready.rolled_back_to is None:
+                await self._recover(ready)
+            else:
+                await self._state.updates.roll_back(
+                    to=ready.rolled_back_to, new_version=ready.policy_version, checkpoint=ready.checkpoint
+                )
         if versions.published is None or self._state.core.versions.lag:
             self._publish(ready.policy_version, ready.weights_path)
             await self._all_published()
         else:
             await self._on_version(Trained(policy_version=ready.policy_version, last=self.done))
+
+    async def _recover(self, ready: Ready) -> None:
+        """Enter an update that was durable when we died into the ledger, where its line was missing."""
+        batch = await self._state.updates.batch_of(ready.consumed_groups)
+        metrics = {"policy_version": ready.policy_version, "update": ready.update, "recovered": True}
+        await self._state.updates.commit(
+            batch, new_version=ready.policy_version, checkpoint=ready.checkpoint, metrics=metrics
+        )
+        await anyio.to_thread.run_sync(append_line, self._folder.metrics, metrics)
+        text = f"update {self._state.updates.count} was finished after a crash from checkpoint {ready.checkpoint}"
+        await self._state.core.record_event("recovered", text)
 
     def _now(self) -> float:
         return self._clock.monotonic_s()

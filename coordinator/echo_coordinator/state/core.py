@@ -75,6 +75,8 @@ class RunCore:
         """Digests of the artifact files, by published version."""
         self.trained_version = 0
         """Of the newest committed update."""
+        self.oldest_version = 0
+        """Nothing is sampled with versions before this one: they were rolled back."""
         self.paused = False
         self.stopping = False
         self.finished = False
@@ -90,7 +92,7 @@ class RunCore:
 
     def window(self) -> VersionWindow | None:
         """Return the versions that training leases ask for now; None before version 0 is published."""
-        return version_window(self.settings.max_staleness, self.versions)
+        return version_window(self.settings.max_staleness, self.versions, self.oldest_version)
 
     def seed_of(self, lease: LiveLease, member: int) -> int:
         """Return the sampling seed of a member of a lease."""
@@ -228,6 +230,7 @@ class RunCore:
         facts = rows.load_facts(connection)
         self.next_prompt_index = facts.get("next_prompt_index", 0)
         self.paused = bool(facts.get("paused", 0))
+        self.oldest_version = facts.get("oldest_version", 0)
         for update in rows.load_updates(connection, 1):
             self.unsaved.update_no, self.trained_version = update.update_no, update.new_version
         now = self.clock.monotonic_s()

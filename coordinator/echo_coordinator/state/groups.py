@@ -50,6 +50,7 @@ class DropCause(StrEnum):
     INCOMPLETE = "incomplete_group"
     NO_SIGNAL = "no_signal"
     STALE = "stale"
+    ROLLED_BACK = "rolled_back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,11 +32,13 @@ class VersionWindow:
     trained: int
     published: int
     max_staleness: int
+    floor: int = 0
+    """Versions before this one were rolled back; 0 when none were."""
 
     @property
     def newest(self) -> int | None:
         """None: any newer one than `oldest`."""
-        return self.published if self.max_staleness == 0 else None
+        return max(self.floor, self.published) if self.max_staleness == 0 else None
 
     def oldest(self, updates_before: int = 0) -> int:
         """Return the oldest version that is still fresh enough after `updates_before` more updates.
@@ -45,8 +47,8 @@ class VersionWindow:
         version than this it would be dropped then. What a node holds is good enough while it is inside the bound.
         """
         if self.max_staleness == 0:
-            return self.published
-        return min(self.published, max(0, self.trained + updates_before - self.max_staleness))
+            return max(self.floor, self.published)
+        return max(self.floor, min(self.published, self.trained + updates_before - self.max_staleness))
 
 
 def staleness(current: int, oldest: int) -> int:
@@ -69,8 +71,10 @@ def group_capacity(max_staleness: int, groups_per_update: int, publication_lag: 
     return max(0, max_staleness + 1 - publication_lag) * groups_per_update
 
 
-def version_window(max_staleness: int, versions: Versions) -> VersionWindow | None:
+def version_window(max_staleness: int, versions: Versions, floor: int = 0) -> VersionWindow | None:
     """Return the versions that training leases ask for now; None while there is nothing to sample with."""
     if versions.published is None:
         return None
-    return VersionWindow(trained=versions.trained, published=versions.published, max_staleness=max_staleness)
+    return VersionWindow(
+        trained=versions.trained, published=versions.published, max_staleness=max_staleness, floor=floor
+    )

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from sqlite3 import Connection
 
 from echo_coordinator.state import rows
-from echo_coordinator.state.batch import Batch, BatchGroup, BatchMember, UpdateRecord, WaitState
+from echo_coordinator.state.batch import Batch, BatchGroup, BatchMember, Event, UpdateRecord, WaitState
 from echo_coordinator.state.core import RunCore
 from echo_coordinator.state.counters import LAG, WORK
-from echo_coordinator.state.groups import Group, GroupState, SlotState
+from echo_coordinator.state.groups import DropCause, Group, GroupState, SlotState
 from echo_coordinator.state.rows import StoredTrajectory
 from echo_coordinator.state.selection import Situation
 from echo_coordinator.state.staleness import staleness
@@ -106,6 +106,39 @@ class Updates:
             self._apply(batch, record, digests)
 
         await core.committer.execute(job, on_commit=done, on_fail=undone)
+        return record
+
+    async def roll_back(self, *, to: int, new_version: int, checkpoint: str) -> UpdateRecord:
+        """Write in one transaction: the ledger's line of a return to `to`, and that all sampled since is dropped.
+
+        Whatever was sampled for the versions in between comes from a policy that is none of ours any more, also if its
+        number is near; from now on leases ask for `new_version` or newer.
+        """
+        core = self._core
+        record = UpdateRecord(
+            update_no=self.count + 1,
+            new_version=new_version,
+            checkpoint=checkpoint,
+            committed_at=core.clock.wall_s(),
+            metrics={"rolled_back_to": to},
+        )
+        abandoned = list(core.groups.of_kind("train"))
+        for group in abandoned:
+            group.state, group.cause = GroupState.DROPPED, DropCause.ROLLED_BACK
+        core.oldest_version = new_version
+        core.close(abandoned)  # Marks them, so that they are written in the transaction.
+        text = f"version {to} is back as version {new_version}; {len(abandoned)} groups were dropped"
+
+        def job(db: Connection) -> None:
+            rows.insert_update(db, record, ())
+            rows.set_fact(db, "oldest_version", new_version)
+            rows.insert_event(db, Event(at=record.committed_at, kind="rollback", text=text))
+
+        def done(_: None) -> None:
+            core.unsaved.update_no, core.trained_version = record.update_no, new_version
+            core.notify_all()
+
+        await core.committer.execute(job, on_commit=done)
         return record
 
     async def publish(self, version: int, artifact_digests: Iterable[bytes]) -> None:

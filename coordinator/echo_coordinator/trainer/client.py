@@ -57,6 +57,8 @@ class Ready:
     """Ids of the groups that the last update consumed."""
     data_position: dict[str, Any]
     """As it came with the last batch; empty before the first."""
+    rolled_back_to: int | None = None
+    """The version whose weights these are again; None when an update made them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,7 @@ class TrainerClient:
             warnings=tuple(answer["warnings"]),
             consumed_groups=tuple(answer["consumed_groups"]),
             data_position=answer["data_position"],
+            rolled_back_to=answer["rolled_back_to"],
         )
 
     async def end(self, grace_s: float) -> None:

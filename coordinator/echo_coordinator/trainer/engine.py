@@ -182,7 +182,7 @@ class Trainer:
             f"version {self.config.published_version} was announced but the newest intact checkpoint is "
             f"{self.state.policy_version}: issuing that one again as version {issued}",
         )
-        self.state = replace(self.state, policy_version=issued)
+        self.state = replace(self.state, policy_version=issued, rolled_back_to=None)
         return self.save()
 
     def _load_trained(self, checkpoint: Checkpoint) -> None:

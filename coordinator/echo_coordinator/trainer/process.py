@@ -176,6 +176,7 @@ def _ready(trainer: "Trainer") -> dict[str, Any]:
         "warnings": list(trainer.warnings),
         "consumed_groups": list(state["consumed_groups"]),
         "data_position": state["data_position"],
+        "rolled_back_to": state["rolled_back_to"],
     }
 
 

@@ -48,6 +48,8 @@ class TrainerState:
     """The coordinator's own, as it came with the last batch."""
     skipped: dict[str, int] = field(default_factory=dict[str, int])
     """Updates that left the weights as they were, by cause."""
+    rolled_back_to: int | None = None
+    """The version that these weights and moments were taken from again; None when an update made them."""
     base_digest: str = ""
     """sha256 of the model that the adapter applies to, in hexadecimal digits; empty when all weights are trained."""
 
@@ -120,6 +122,12 @@ class Checkpoints:
                 "the folder away to begin again from the model"
             )
         return Found(checkpoint=None, warnings=())
+
+    def intact(self, policy_version: int) -> Checkpoint | str:
+        """Return a version's checkpoint, or what is wrong with it; reads all of it."""
+        folder = self.folder / folder_name(policy_version)
+        state = _read_state(folder, contents=True)
+        return state if isinstance(state, str) else Checkpoint(folder=folder, state=state)
 
     def write(self, state: TrainerState, fill: Callable[[Path], None]) -> Checkpoint:
         """Write a checkpoint durably and read it again. `fill` writes the tensor files into the folder it is given.

@@ -132,6 +132,7 @@ class _Session:
             warnings=(),
             consumed_groups=state.consumed_groups,
             data_position=state.data_position,
+            rolled_back_to=state.rolled_back_to,
         )
 
     async def probe(self, job: ProbeJob, *, timeout_s: float) -> tuple[ProbeValues, ...]:
