@@ -37,7 +37,7 @@ def measure(arguments: argparse.Namespace, root: Path) -> dict[str, Any]:
                 done = version
                 minutes = (time.monotonic() - began_s) / 60
                 say(f"{version}/{arguments.rounds}, {minutes:.1f} min: {found}")
-                if swarm.tally.faults:
+                if swarm.tally.faults or minutes > arguments.minutes:
                     break
             swarm.finish()
     except PartFailed as e:
@@ -89,6 +89,7 @@ def main() -> int:
     """Run, report, say whether all was well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no round after so many")
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--megabytes", type=int, default=8, help="of each version")
     parser.add_argument("--seed", type=int, default=1)
