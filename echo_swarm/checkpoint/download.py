@@ -9,7 +9,7 @@ All conversations run at once, so a slow, silent or lying source costs its own t
 deadlines. The first local fault (full disk) ends everything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 import anyio
@@ -17,6 +17,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from echo_swarm.checkpoint.blob import BUSY, NOT_FOUND, BlobClient
+from echo_swarm.checkpoint.conversation import Conversation
 from echo_swarm.checkpoint.fetch_plan import PiecePlan
 from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings, Grudges, SourcesExhausted
 from echo_swarm.checkpoint.hints import Hints
@@ -31,35 +32,16 @@ from echo_swarm.transport.base import Host
 
 _IDLE_S = 0.25
 """A source that has nothing for us is looked at again after this time, or when a piece arrives."""
+_BEGINNINGS = 4
+"""Times that a source may have nothing yet when it is asked first."""
+_LOOK_S = 0.1
+"""How often it is looked who asked us."""
 _MAX_STRIKES = 3
 """Times that a source may say it has a piece and then not give it. More than one: a piece can move while we ask."""
 _MAX_BUSY = 20
 """Times in a row that a source may say so."""
 _MAX_BUSY_DOUBLINGS = 4
 _PROVIDERS_TIMEOUT_S = 10.0
-
-
-class _Conversation:
-    """What is going on with one source."""
-
-    def __init__(self, client: BlobClient) -> None:
-        self.client = client
-        self.peer = client.peer
-        self.scope = anyio.CancelScope()
-        self.fault: EchoError | None = None
-        self.strikes = 0
-        self.busy = 0
-        self.busy_until_s = 0.0
-        self.held = 0
-        """Pieces that it was last known to have."""
-        self.offers = False
-        """Whether it chooses the pieces that we ask it for."""
-        self.offered: list[int] = []
-
-    def end(self, fault: EchoError) -> None:
-        """Stop talking, for this reason."""
-        self.fault = self.fault or fault
-        self.scope.cancel()
 
 
 class Download:
@@ -148,6 +130,7 @@ class Download:
                     await self._learn(now_s)
                     idle = self._book.active == 0
                     next_look_s = now_s + (self._settings.refresh_s if idle else self._settings.providers_every_s)
+                self._know(self._interest.connected(self._artifact.digest, now_s), now_s)
                 for peer in self._book.start(now_s):
                     tasks.start_soon(self._ask, peer)
                 exhausted = self._book.exhausted
@@ -159,7 +142,7 @@ class Download:
                     missing = self._artifact.size_bytes - self._partial.done_bytes
                     return self._end(SourcesExhausted(self._report, missing))
                 self._source_ended = anyio.Event()
-                with anyio.move_on_after(self._settings.refresh_s):
+                with anyio.move_on_after(_LOOK_S):
                     await self._source_ended.wait()
 
     async def _learn(self, now_s: float) -> None:
@@ -169,7 +152,10 @@ class Download:
                 peers = await peers()
             if scope.cancelled_caught or callable(peers):
                 return
-        for peer in (*peers, *self._interest.connected(self._artifact.digest, now_s)):
+        self._know(peers, now_s)
+
+    def _know(self, peers: Sequence[PeerId], now_s: float) -> None:
+        for peer in peers:
             reason = self._grudges.reason(peer, now_s)
             if reason is not None:
                 self._report.liars.setdefault(peer, reason)
@@ -180,11 +166,11 @@ class Download:
         """Talk to one source until it fails or is told to stop."""
         try:
             async with BlobClient(self._host, peer) as client:
-                talk = _Conversation(client)
+                talk = Conversation(client)
                 talk.offers = peer == self._coordinator
                 self._unanswered += 1
                 try:
-                    self._plan.update(peer, await self._ask_have(talk))
+                    self._plan.update(peer, await self._first_have(talk))
                 finally:
                     self._unanswered -= 1
                 await self._exchange(talk)
@@ -205,7 +191,7 @@ class Download:
 
     # What is asked.
 
-    async def _exchange(self, talk: _Conversation) -> None:
+    async def _exchange(self, talk: Conversation) -> None:
         with talk.scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._refresh, talk)
@@ -221,7 +207,7 @@ class Download:
                     with anyio.move_on_after(min(_IDLE_S, pause_s) if pause_s > 0 else _IDLE_S):
                         await self._changed.wait()
 
-    async def _next(self, talk: _Conversation, now_s: float) -> int | None:
+    async def _next(self, talk: Conversation, now_s: float) -> int | None:
         """Return the piece to ask of a source now."""
         if not talk.offers:
             return self._plan.take(talk.peer, now_s)
@@ -235,7 +221,7 @@ class Download:
                 return index
         return self._plan.take_late(talk.peer, now_s)
 
-    async def _ask_offer(self, talk: _Conversation, wanted: PieceMap, count: int) -> None:
+    async def _ask_offer(self, talk: Conversation, wanted: PieceMap, count: int) -> None:
         try:
             offered = await talk.client.offer(
                 self._artifact.digest, wanted.pack(), count, timeout_s=self._settings.answer_timeout_s
@@ -248,25 +234,29 @@ class Download:
             talk.offered = [index for index in offered if index in wanted][:count]
             talk.offers = bool(talk.offered)
 
-    async def _refresh(self, talk: _Conversation) -> None:
+    async def _refresh(self, talk: Conversation) -> None:
         """Follow what a source has, and whom it knows of."""
-        pause_s = self._settings.refresh_s
+        settings = self._settings
+        pause_s = settings.greet_first_s if talk.complete else 0.0
         while True:
             await anyio.sleep(pause_s)
             before = talk.held
             try:
-                have = await self._ask_have(talk, wait_s=self._settings.news_wait_s)
+                have = await self._ask_have(talk, wait_s=settings.news_wait_s)
             except (PeerUnreachable, PeerFault) as e:
                 return talk.end(e)
-            if have.complete:
-                pause_s = min(self._settings.greet_s, 2 * max(pause_s, self._settings.refresh_s))
-            else:
-                pause_s = 0.0 if have.held > before else self._settings.refresh_s
             if have.held != before:
                 self._plan.update(talk.peer, have)
                 self._wake()
+            if have.complete:
+                pause_s = min(settings.greet_s, 2 * max(pause_s, settings.greet_first_s))
+            elif have.held <= before:
+                pause_s = settings.refresh_s
+            else:
+                # News is urgent only while there is little to ask for.
+                pause_s = settings.refresh_s if self._plan.stock(talk.peer) > settings.window else 0.0
 
-    async def _request(self, talk: _Conversation, index: int) -> None:
+    async def _request(self, talk: Conversation, index: int) -> None:
         try:
             await self._fetch_piece(talk, index)
         except RemoteError as e:
@@ -281,7 +271,7 @@ class Download:
         if self._partial.have.complete:
             self._end(None)
 
-    async def _fetch_piece(self, talk: _Conversation, index: int) -> None:
+    async def _fetch_piece(self, talk: Conversation, index: int) -> None:
         length = self._artifact.piece_length(index)
         # With a full window each request waits for the others of the same peer.
         slowest_s = self._settings.window * length / self._settings.min_bytes_per_s
@@ -300,7 +290,7 @@ class Download:
         talk.busy = 0
         self._on_piece(talk.peer, length)
 
-    async def _refused(self, talk: _Conversation, index: int, error: RemoteError) -> None:
+    async def _refused(self, talk: Conversation, index: int, error: RemoteError) -> None:
         """Decide what an error frame means: wait, look again at what the source has, or stop."""
         if error.code == BUSY and talk.busy < _MAX_BUSY:
             pause_s = self._settings.retry_s * 2 ** min(talk.busy, _MAX_BUSY_DOUBLINGS)
@@ -318,7 +308,7 @@ class Download:
             talk.end(MalformedMessage("says that it has pieces which it then does not give"))
         self._plan.update(talk.peer, have)
 
-    async def _ask_have(self, talk: _Conversation, *, wait_s: float = 0.0) -> PieceMap:
+    async def _ask_have(self, talk: Conversation, *, wait_s: float = 0.0) -> PieceMap:
         reply = await talk.client.have(
             self._artifact.digest,
             known=talk.held if wait_s else 0,
@@ -330,8 +320,19 @@ class Download:
             if self._grudges.reason(PeerId(hint.peer), anyio.current_time()) is None:
                 self._hints.follow(PeerId(hint.peer), hint.addresses, self._tasks)
         have = PieceMap.unpack(self._artifact.piece_count, reply.pieces)
-        talk.held = have.held
+        talk.held, talk.complete = have.held, have.complete
         return have
+
+    async def _first_have(self, talk: Conversation) -> PieceMap:
+        """Ask for the first time. Who is told of a version at the same time as we are may begin a moment later."""
+        for _ in range(_BEGINNINGS):
+            try:
+                return await self._ask_have(talk)
+            except RemoteError as e:
+                if e.code != NOT_FOUND:
+                    raise
+                await anyio.sleep(self._settings.greet_first_s)
+        return await self._ask_have(talk)
 
     def _reached(self, peer: PeerId) -> None:
         self._book.know(peer)

@@ -18,7 +18,7 @@ _SAMPLE = 48
 _MAX_ASKERS = 3
 """Of one piece at a time, in the end game."""
 _MIN_PATIENCE_S = 0.3
-_QUEUE_S = 1.0
+_QUEUE_S = 0.3
 """Requests to one source are to be answered within this. More of them would only wait in its queue, and at the end be
 asked of others as well."""
 _LEAST_WINDOW = 2
@@ -63,6 +63,10 @@ class PiecePlan:
         self._todo = list(have.missing())
         """Missing and asked of nobody, in random order."""
         random.shuffle(self._todo)
+        self._free = PieceMap(have.count)
+        """The same as a map."""
+        for index in self._todo:
+            self._free.add(index)
 
     def update(self, peer: PeerId, have: PieceMap) -> None:
         """Add a source, or replace what is known of its pieces."""
@@ -89,6 +93,11 @@ class PiecePlan:
     def has_work(self) -> bool:
         """Whether any source has a missing piece."""
         return any(self._have.lacks_some_of(source.have) for source in self._sources.values())
+
+    def stock(self, peer: PeerId) -> int:
+        """Return how many pieces a source has that are missing and asked of nobody."""
+        source = self._sources.get(peer)
+        return 0 if source is None else self._free.common(source.have)
 
     def take(self, peer: PeerId, now_s: float) -> int | None:
         """Return the piece to ask of a source now, and count it as asked; None when there is nothing for it to do."""
@@ -127,6 +136,7 @@ class PiecePlan:
         if source is None or full or index not in source.have or index not in self._todo:
             return False
         self._todo.remove(index)
+        self._free.discard(index)
         self._ask(source, index, now_s)
         return True
 
@@ -165,8 +175,11 @@ class PiecePlan:
         self._in_flight -= 1
         if self._askers[index] == 0 and index not in self._have:
             self._todo.append(index)
+            self._free.add(index)
 
     def _from_todo(self, peer: PeerId, source: _Source) -> int | None:
+        if not self._free.common(source.have):
+            return None
         spare = peer == self._coordinator and len(source.asked) > 0
         best: tuple[int, int] | None = None
         seen = 0
@@ -186,6 +199,7 @@ class PiecePlan:
         index = self._todo[best[1]]
         self._todo[best[1]] = self._todo[-1]
         self._todo.pop()
+        self._free.discard(index)
         return index
 
     def _from_others(self, source: _Source, now_s: float) -> int | None:

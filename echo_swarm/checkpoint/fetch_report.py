@@ -33,6 +33,8 @@ class FetchSettings:
     """How often it is looked for other peers to ask; pause before a peer that had no news is asked again."""
     news_wait_s: float = 10.0
     """How long a peer that is still downloading may wait with its answer until it has more."""
+    greet_first_s: float = 0.1
+    """Pause before a peer that has everything is asked who else is after it; doubles, up to `greet_s`."""
     greet_s: float = 15.0
     """How often a peer that has everything is asked again: it then knows that we want it still, and says who else."""
     providers_every_s: float = 2.0

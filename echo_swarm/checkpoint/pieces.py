@@ -56,6 +56,10 @@ class PieceMap:
         """Whether `other` has a piece that this one has not."""
         return bool(int.from_bytes(other._bits, "little") & ~int.from_bytes(self._bits, "little"))
 
+    def common(self, other: "PieceMap") -> int:
+        """Return how many pieces are in both."""
+        return (int.from_bytes(self._bits, "little") & int.from_bytes(other._bits, "little")).bit_count()
+
     def differing(self, other: "PieceMap") -> Iterator[int]:
         """Yield the indexes that one of both has and the other has not; quick when they are few."""
         bits = int.from_bytes(self._bits, "little") ^ int.from_bytes(other._bits, "little")

@@ -26,12 +26,12 @@ from echo_swarm.manifest import (
 _WORKERS = 2
 _MAX_PENDING = 8
 """Pieces waiting to be hashed; bounds memory."""
-_SIZES = ((4 << 20, 1 << 16), (1 << 28, 1 << 18), (1 << 31, 1 << 20), (1 << 34, 2 << 20), (MAX_ARTIFACT_BYTES, 4 << 20))
+_SIZES = ((1 << 26, 1 << 16), (1 << 28, 1 << 18), (1 << 31, 1 << 20), (1 << 34, 2 << 20), (MAX_ARTIFACT_BYTES, 4 << 20))
 """(artifact up to, bytes a piece): small pieces spread faster, large ones keep the manifest small."""
 
 
 def piece_bytes_for(size_bytes: int) -> int:
-    """Return the piece size for an artifact: 64 KiB up to 4 MiB, 256 KiB up to 256 MiB, 1 MiB up to 2 GiB, ..."""
+    """Return the piece size for an artifact: 64 KiB up to 64 MiB, 256 KiB up to 256 MiB, 1 MiB up to 2 GiB, ..."""
     return next(piece for limit, piece in _SIZES if size_bytes <= limit)
 
 

@@ -181,7 +181,7 @@ def test_a_source_that_answers_slowly_is_asked_for_less_at_a_time():
         land(plan, have, "A", plan.take("A", 0.0), now=0.1)
     assert window() == 8
     for _ in range(3):
-        land(plan, have, "A", plan.take("A", 0.0), now=1.5)
+        land(plan, have, "A", plan.take("A", 0.0), now=0.45)
     assert window() == 8
     for _ in range(3):
         land(plan, have, "A", plan.take("A", 0.0), now=3.0)
