@@ -25,6 +25,11 @@ class RateLimit:
         self._bytes_per_s = bytes_per_s
         self._paid_until_s = float("-inf")
 
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit."""
+        return self._bytes_per_s is not None
+
     def backlog_s(self) -> float:
         """Return how long the next spender will wait."""
         return max(0.0, self._paid_until_s - anyio.current_time())
@@ -35,6 +40,15 @@ class RateLimit:
             earliest_s = anyio.current_time() - BURST_S
             self._paid_until_s = max(self._paid_until_s, earliest_s) + size_bytes / self._bytes_per_s
 
+    def refund(self, size_bytes: int) -> None:
+        """Give back what was charged for bytes that did not pass: what failed must not use up what others wait for."""
+        if self._bytes_per_s is not None:
+            self._paid_until_s -= size_bytes / self._bytes_per_s
+
+    def duration_s(self, size_bytes: int) -> float:
+        """Return how long that many bytes take; 0 without a limit."""
+        return size_bytes / self._bytes_per_s if self._bytes_per_s else 0.0
+
     async def spend(self, size_bytes: int) -> None:
         """Wait until these bytes may pass."""
         if self._bytes_per_s is None:
@@ -44,6 +58,5 @@ class RateLimit:
             if (pause_s := self.backlog_s()) > 0:
                 await anyio.sleep(pause_s)
         except BaseException:
-            # They did not pass: who hangs up must not use up what others wait for.
-            self._paid_until_s -= size_bytes / self._bytes_per_s
+            self.refund(size_bytes)
             raise

@@ -3,8 +3,8 @@
 A piece is served from the moment it was verified, also while the rest of its artifact is still on its way. Who asks
 what there is waits for news, rather than asking again and again, and learns who else is after it.
 
-    call ──► upload place (at most `max_uploads` at a time, wait at most `max_wait_s`, else `busy`) ──► thread reads
-         ──► rate limit (longer than `max_wait_s` behind: `busy`) ──► answer
+    call ──► its peer's turn at the rate limit ──► its peer's turn at a read (`max_uploads` at a time) ──► thread reads
+             (longer than `max_wait_s`: `busy`)    (the same)                                              ──► answer
 """
 
 from collections import OrderedDict
@@ -32,16 +32,16 @@ from echo_swarm.checkpoint.blob import (
     RunRequest,
 )
 from echo_swarm.checkpoint.interest import InterestBook
+from echo_swarm.checkpoint.news import News
 from echo_swarm.checkpoint.pieces import PieceMap
 from echo_swarm.checkpoint.rate import RateLimit
 from echo_swarm.checkpoint.store import VersionStore
+from echo_swarm.checkpoint.uploads import Turns
 from echo_swarm.errors import RemoteError, RunNotFound
 from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcServer, typed
 
-_NEWS_S = 0.1
-"""How often a waiting `have` looks whether there are more pieces."""
 _BESIDE_PIECES = 2
 """Calls of a peer in flight beside its pieces: a `have` that waits, and an offer."""
 MAX_PEERS_COUNTED = 4096
@@ -55,7 +55,8 @@ class BlobServer:
         host: accepts the streams.
         store: what is served.
         max_uploads: pieces that are read from disk at a time.
-        max_wait_s: how long a request waits for its turn before it is told `busy`.
+        max_wait_s: how long a request waits for its turn before it is told `busy`; longer by the time that a piece
+            takes at the rate limit.
         max_pieces_per_peer: answers in memory for one peer that reads slowly; as many as it asks for at a time.
         interest: who asked, shared with this peer's own downloads; None for a book of its own.
         allocates: whether it chooses which pieces to give to whom, as the coordinator does.
@@ -84,7 +85,9 @@ class BlobServer:
         self._rate = RateLimit(max_bytes_per_s)
         self._store = store
         self._max_wait_s = max_wait_s
-        self._places = anyio.CapacityLimiter(max_uploads)
+        self._pace = Turns(1)
+        self._reads = Turns(max_uploads)
+        self._news = News(self._held)
         self._rpc = RpcServer(
             host,
             BLOB_PROTOCOL,
@@ -127,21 +130,28 @@ class BlobServer:
             raise RemoteError(NOT_FOUND, "no such version here")
         return EnvelopeReply(envelope=signed.raw)
 
+    def _held(self, digest: bytes) -> int:
+        growing = self._store.growing(digest)
+        return -1 if growing is None else growing.held
+
     async def _have(self, peer: PeerId, request: HaveRequest) -> HaveReply:
-        digest, now_s = request.digest, anyio.current_time()
-        until_s = now_s + request.wait_s
-        while True:
-            have = await anyio.to_thread.run_sync(self._store.have, digest)
-            if have is None:
-                raise RemoteError(NOT_FOUND, "nothing of this artifact here")
-            # Once it is known that there is something to trade: strangers cannot fill the book with made-up digests.
-            self.interest.note(digest, peer, request.addresses, anyio.current_time())
-            if have.held > request.known or have.complete or anyio.current_time() + _NEWS_S > until_s:
-                break
-            await anyio.sleep(_NEWS_S)
-        others = self.interest.others(digest, peer, MAX_HINTS, anyio.current_time())
+        have = await self._pieces(peer, request)
+        if request.wait_s > 0 and have.held <= request.known and not have.complete:
+            await self._news.wait(peer, request.digest, request.known, request.wait_s)
+            have = await self._pieces(peer, request)
+        others = self.interest.others(request.digest, peer, MAX_HINTS, anyio.current_time())
         hints = tuple(PeerHint(peer=other, addresses=addresses) for other, addresses in others.items())
         return HaveReply(pieces=have.pack(), peers=hints)
+
+    async def _pieces(self, peer: PeerId, request: HaveRequest) -> PieceMap:
+        have = self._store.growing(request.digest)
+        if have is None:
+            have = await anyio.to_thread.run_sync(self._store.have, request.digest)
+        if have is None:
+            raise RemoteError(NOT_FOUND, "nothing of this artifact here")
+        # Once it is known that there is something to trade: strangers cannot fill the book with made-up digests.
+        self.interest.note(request.digest, peer, request.addresses, anyio.current_time())
+        return have
 
     async def _offer(self, _peer: PeerId, request: OfferRequest) -> OfferReply:
         have = await anyio.to_thread.run_sync(self._store.have, request.digest)
@@ -151,23 +161,47 @@ class BlobServer:
         return OfferReply(indexes=tuple(self._allocation.choose(request.digest, wanted, request.count)))
 
     async def _piece(self, peer: PeerId, request: PieceRequest) -> PieceReply:
+        paid = await self._pay(peer, request) if self._rate.limited else 0
         data = None
-        with anyio.move_on_after(self._max_wait_s) as wait:
-            async with self._places:
-                wait.deadline = float("inf")
+        try:
+            async with self._reads.turn(peer, max_wait_s=self._max_wait_s):
                 data = await anyio.to_thread.run_sync(self._store.read_piece, request.digest, request.index)
-        if wait.cancelled_caught or self._rate.backlog_s() > self._max_wait_s:
-            raise RemoteError(BUSY, "all upload places are taken")
+        except TimeoutError:
+            raise RemoteError(BUSY, "all upload places are taken") from None
+        finally:
+            if data is None:
+                self._rate.refund(paid)
         if data is None:
-            raise RemoteError(NOT_FOUND, f"no piece {request.index} of this artifact here")
-        await self._rate.spend(len(data))
-        self.bytes_served += len(data)
-        self.bytes_by_peer[peer] = self.bytes_by_peer.get(peer, 0) + len(data)
+            raise _no_piece(request)
+        self._count(peer, len(data))
+        return PieceReply(data=data)
+
+    async def _pay(self, peer: PeerId, request: PieceRequest) -> int:
+        """Wait until a piece may pass; nothing is read from disk for those that may not."""
+        size = self._store.piece_length(request.digest, request.index)
+        growing = self._store.growing(request.digest)
+        if growing is None and await anyio.to_thread.run_sync(self._store.whole, request.digest) is None:
+            size = None
+        if size is None or (growing is not None and request.index not in growing):
+            raise _no_piece(request)
+        try:
+            async with self._pace.turn(peer, max_wait_s=self._max_wait_s + self._rate.duration_s(size)):
+                await self._rate.spend(size)
+        except TimeoutError:
+            raise RemoteError(BUSY, "the upload limit is used up") from None
+        return size
+
+    def _count(self, peer: PeerId, size_bytes: int) -> None:
+        self.bytes_served += size_bytes
+        self.bytes_by_peer[peer] = self.bytes_by_peer.get(peer, 0) + size_bytes
         self.bytes_by_peer.move_to_end(peer)
         if len(self.bytes_by_peer) > MAX_PEERS_COUNTED:
             self.bytes_by_peer.popitem(last=False)
-        return PieceReply(data=data)
 
     def _check_run(self, run_id: str) -> None:
         if run_id != self._store.run_id:
             raise RunNotFound(f"this peer serves another run than {run_id}")
+
+
+def _no_piece(request: PieceRequest) -> RemoteError:
+    return RemoteError(NOT_FOUND, f"no piece {request.index} of this artifact here")

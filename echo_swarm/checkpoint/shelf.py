@@ -61,6 +61,13 @@ class ManifestShelf:
         """Return the persisted head; None when there is none (or it is damaged, see `known_manifests`)."""
         return self._head
 
+    def piece_length(self, digest: bytes, index: int) -> int | None:
+        """Return how long a piece of an artifact is; None when no manifest here lists it."""
+        with self._lock:
+            manifests = [signed.message for signed in self._manifests.values()]
+        artifacts = (a for manifest in manifests for a in manifest.artifacts if a.digest == digest)
+        return next((a.piece_length(index) for a in artifacts if index < a.piece_count), None)
+
     def known_manifests(self) -> list[bytes]:
         """Return every envelope on disk, for `TrustedHead(persisted=...)`: a damaged head.bin alone loses no trust."""
         with self._lock:

@@ -183,14 +183,17 @@ class VersionStore(ManifestShelf):
 
     def have(self, digest: bytes) -> PieceMap | None:
         """Return which pieces of an artifact can be served; None when nothing is known of it."""
-        with self._lock:
-            partial = self._open.get(digest)
-        if partial is not None:
-            return partial.have.copy()
+        if (growing := self.growing(digest)) is not None:
+            return growing.copy()
         for version, artifact in self._artifacts():
             if artifact.digest == digest and self._whole_path(version, artifact) is not None:
                 return PieceMap.full(artifact.piece_count)
         return None
+
+    def growing(self, digest: bytes) -> PieceMap | None:
+        """Return the live map of a download under way; None when there is none. Never blocks."""
+        partial = self._open.get(digest)
+        return None if partial is None else partial.have
 
     def read_piece(self, digest: bytes, index: int) -> bytes | None:
         """Return a verified piece; None when it is not there.
