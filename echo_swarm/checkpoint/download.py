@@ -276,7 +276,11 @@ class Download:
         # With a full window each request waits for the others of the same peer.
         slowest_s = self._settings.window * length / self._settings.min_bytes_per_s
         timeout_s = self._settings.answer_timeout_s + slowest_s
-        data = await talk.client.piece(self._artifact.digest, index, timeout_s=timeout_s)
+        try:
+            data = await talk.client.piece(self._artifact.digest, index, timeout_s=timeout_s)
+        except BaseException:
+            self._rate.refund(length)  # Nothing came: others may ask for as much.
+            raise
         try:
             fresh = await anyio.to_thread.run_sync(self._partial.write, index, data)
         except MalformedMessage:

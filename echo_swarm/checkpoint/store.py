@@ -192,8 +192,7 @@ class VersionStore(ManifestShelf):
 
     def growing(self, digest: bytes) -> PieceMap | None:
         """Return the live map of a download under way; None when there is none. Never blocks."""
-        partial = self._open.get(digest)
-        return None if partial is None else partial.have
+        return partial.have if (partial := self._open.get(digest)) else None
 
     def read_piece(self, digest: bytes, index: int) -> bytes | None:
         """Return a verified piece; None when it is not there.
