@@ -22,8 +22,8 @@ class PieceMap:
     def full(cls, count: int) -> "PieceMap":
         """Return the map that has every piece."""
         pieces = cls(count)
-        for index in range(count):
-            pieces.add(index)
+        pieces._bits[:] = ((1 << count) - 1).to_bytes(len(pieces._bits), "little")
+        pieces._held = count
         return pieces
 
     @classmethod
@@ -35,7 +35,7 @@ class PieceMap:
         if count % 8 and packed[-1] >> (count % 8):
             raise MalformedMessage("piece map names pieces beyond the last")
         pieces._bits[:] = packed
-        pieces._held = sum(byte.bit_count() for byte in packed)
+        pieces._held = int.from_bytes(packed, "little").bit_count()
         return pieces
 
     def pack(self) -> bytes:

@@ -153,12 +153,13 @@ class BlobServer:
         self.interest.note(request.digest, peer, request.addresses, anyio.current_time())
         return have
 
-    async def _offer(self, _peer: PeerId, request: OfferRequest) -> OfferReply:
+    async def _offer(self, peer: PeerId, request: OfferRequest) -> OfferReply:
         have = await anyio.to_thread.run_sync(self._store.have, request.digest)
         if have is None or not have.complete:
             raise RemoteError(NOT_FOUND, "this artifact is not whole here")
         wanted = PieceMap.unpack(have.count, request.pieces)
-        return OfferReply(indexes=tuple(self._allocation.choose(request.digest, wanted, request.count)))
+        chosen = self._allocation.choose(request.digest, peer, wanted, request.count, anyio.current_time())
+        return OfferReply(indexes=tuple(chosen))
 
     async def _piece(self, peer: PeerId, request: PieceRequest) -> PieceReply:
         paid = await self._pay(peer, request) if self._rate.limited else 0
@@ -174,6 +175,7 @@ class BlobServer:
         if data is None:
             raise _no_piece(request)
         self._count(peer, len(data))
+        self._allocation.gave(request.digest, peer, request.index)
         return PieceReply(data=data)
 
     async def _pay(self, peer: PeerId, request: PieceRequest) -> int:

@@ -6,7 +6,7 @@ from random import Random
 import anyio
 import pytest
 
-from echo_swarm.checkpoint.allocation import Allocation
+from echo_swarm.checkpoint.allocation import MAX_PROMISES, PROMISE_S, Allocation
 from echo_swarm.checkpoint.interest import HOLD_S, MAX_ARTIFACTS, MAX_PEERS, InterestBook
 from echo_swarm.checkpoint.pieces import PieceMap
 from echo_swarm.checkpoint.rate import BURST_S, RateLimit
@@ -50,12 +50,36 @@ def test_who_is_silent_is_forgotten_and_the_book_is_bounded():
 
 def test_every_piece_is_promised_once_before_any_is_promised_twice():
     allocation, wanted = Allocation(Random(1)), PieceMap.full(20)
-    promised = Counter(index for _ in range(5) for index in allocation.choose(A, wanted, 4))
+    promised = Counter(index for n in range(5) for index in allocation.choose(A, f"peer {n}", wanted, 4, 0.0))
     assert promised == Counter(range(20))
-    promised.update(index for _ in range(5) for index in allocation.choose(A, wanted, 4))
+    promised.update(index for n in range(5) for index in allocation.choose(A, f"other {n}", wanted, 4, 0.0))
     assert set(promised.values()) == {2}
-    assert allocation.choose(A, PieceMap(20), 4) == []
-    assert len(allocation.choose(B, PieceMap.full(3), 9)) == 3
+    assert allocation.choose(A, "ann", PieceMap(20), 4, 0.0) == []
+    assert len(allocation.choose(B, "ann", PieceMap.full(3), 9, 0.0)) == 3
+
+
+def test_promises_that_are_not_called_in_are_taken_back_and_those_kept_stay():
+    allocation, wanted = Allocation(Random(1)), PieceMap.full(20)
+    dying = allocation.choose(A, "dying", wanted, 5, 0.0)
+    honest = allocation.choose(A, "honest", wanted, 5, 0.0)
+    for index in honest:
+        allocation.gave(A, "honest", index)
+        allocation.gave(A, "nobody", index)
+    rest = allocation.choose(A, "ann", wanted, 10, PROMISE_S - 1)
+    assert not {*rest} & {*dying, *honest}
+    assert {*allocation.choose(A, "bob", wanted, 5, PROMISE_S)} == {*dying}
+
+
+def test_a_greedy_peer_skews_no_more_than_a_few_pieces():
+    allocation, count = Allocation(Random(1)), 1000
+    for _ in range(100):
+        allocation.choose(A, "greedy", PieceMap.full(count), 64, 0.0)
+    fresh = [i for n in range(14) for i in allocation.choose(A, f"peer {n}", PieceMap.full(count), 64, 0.0)]
+    assert len(set(fresh)) == len(fresh) == 14 * 64
+    crowd = Allocation(Random(1))
+    for number in range(200):
+        crowd.choose(A, f"identity {number}", PieceMap.full(count), 64, 0.0)
+    assert len(crowd._artifacts[A].promises) <= MAX_PROMISES
 
 
 @pytest.mark.anyio
