@@ -81,9 +81,8 @@ class Download:
             max_in_flight=min(settings.max_in_flight, in_memory),
             random=random,
         )
-        self._book = SourceBook(
-            max_active=settings.max_sources, max_attempts=settings.max_attempts, retry_s=settings.retry_s
-        )
+        self._book = SourceBook.of(settings, coordinator)
+        self._talks: dict[PeerId, Conversation] = {}
         self._unanswered = 0
         """Sources that have not said yet what they have."""
         self._hints = Hints(host, self._reached)
@@ -133,14 +132,15 @@ class Download:
                 self._know(self._interest.connected(self._artifact.digest, now_s), now_s)
                 for peer in self._book.start(now_s):
                     tasks.start_soon(self._ask, peer)
+                if talk := self._talks.get(self._book.gives_way(now_s) or PeerId("")):
+                    talk.end(PeerUnreachable("gave nothing for a while, and others were waiting to be asked"))
                 exhausted = self._book.exhausted
                 # Peers that wait for each other's next piece would wait for ever.
                 starved = exhausted or not (self._plan.has_work or self._unanswered)
                 starved_since_s = (starved_since_s or now_s) if starved else None
                 limit_s = patience_s if exhausted else self._settings.starve_s
                 if starved_since_s is not None and now_s - starved_since_s >= limit_s:
-                    missing = self._artifact.size_bytes - self._partial.done_bytes
-                    return self._end(SourcesExhausted(self._report, missing))
+                    return self._end(SourcesExhausted(self._report, self._partial.missing_bytes))
                 self._source_ended = anyio.Event()
                 with anyio.move_on_after(_LOOK_S):
                     await self._source_ended.wait()
@@ -166,14 +166,15 @@ class Download:
         """Talk to one source until it fails or is told to stop."""
         try:
             async with BlobClient(self._host, peer) as client:
-                talk = Conversation(client)
+                talk = self._talks[peer] = Conversation(client)
                 talk.offers = peer == self._coordinator
-                self._unanswered += 1
-                try:
-                    self._plan.update(peer, await self._first_have(talk))
-                finally:
-                    self._unanswered -= 1
-                await self._exchange(talk)
+                with talk.scope:
+                    self._unanswered += 1
+                    try:
+                        self._plan.update(peer, await self._first_have(talk))
+                    finally:
+                        self._unanswered -= 1
+                    await self._exchange(talk)
                 if talk.fault is not None:
                     raise talk.fault
         except (PeerUnreachable, RemoteError) as e:
@@ -185,6 +186,7 @@ class Download:
             self._grudges.add(peer, str(e), anyio.current_time())
             self._book.lied(peer)
         finally:
+            self._talks.pop(peer, None)
             self._plan.remove(peer)
             self._source_ended.set()
             self._wake()
@@ -192,20 +194,19 @@ class Download:
     # What is asked.
 
     async def _exchange(self, talk: Conversation) -> None:
-        with talk.scope:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._refresh, talk)
-                while True:
-                    now_s = anyio.current_time()
-                    pause_s = max(talk.busy_until_s - now_s, self._rate.backlog_s())
-                    index = None if pause_s > 0 else await self._next(talk, now_s)
-                    if index is not None:
-                        # Before any other conversation takes its turn.
-                        self._rate.charge(self._artifact.piece_length(index))
-                        tasks.start_soon(self._request, talk, index)
-                        continue
-                    with anyio.move_on_after(min(_IDLE_S, pause_s) if pause_s > 0 else _IDLE_S):
-                        await self._changed.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._refresh, talk)
+            while True:
+                now_s = anyio.current_time()
+                pause_s = max(talk.busy_until_s - now_s, self._rate.backlog_s())
+                index = None if pause_s > 0 else await self._next(talk, now_s)
+                if index is not None:
+                    # Before any other conversation takes its turn.
+                    self._rate.charge(self._artifact.piece_length(index))
+                    tasks.start_soon(self._request, talk, index)
+                    continue
+                with anyio.move_on_after(min(_IDLE_S, pause_s) if pause_s > 0 else _IDLE_S):
+                    await self._changed.wait()
 
     async def _next(self, talk: Conversation, now_s: float) -> int | None:
         """Return the piece to ask of a source now."""
@@ -290,7 +291,7 @@ class Download:
             self._report.wasted_bytes += len(data)
             return
         self._report.bytes_by_source[talk.peer] = self._report.bytes_by_source.get(talk.peer, 0) + length
-        self._book.delivered(talk.peer)
+        self._book.delivered(talk.peer, anyio.current_time())
         talk.busy = 0
         self._on_piece(talk.peer, length)
 

@@ -63,6 +63,11 @@ class PartialArtifact:
         shortage = self.artifact.piece_bytes - self.artifact.piece_length(last) if last in self.have else 0
         return self.have.held * self.artifact.piece_bytes - shortage
 
+    @property
+    def missing_bytes(self) -> int:
+        """What is still to come."""
+        return self.artifact.size_bytes - self.done_bytes
+
     def write(self, index: int, data: bytes) -> bool:
         """Verify a piece and write it. Returns False when it was there already.
 

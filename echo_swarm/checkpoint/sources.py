@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from echo_swarm.checkpoint.fetch_report import FetchSettings
 from echo_swarm.identity import PeerId
 
 Providers = Sequence[PeerId] | Callable[[], Awaitable[Sequence[PeerId]]]
@@ -12,6 +13,8 @@ GIVEN_UP_REST_S = 5.0
 """Less than `starve_s`, so that a coordinator that comes back is found before a fetch ends for lack of sources."""
 MAX_KNOWN = 512
 """Peers in one download; anybody may name others."""
+USELESS_S = 4.0
+"""A source that gave nothing for so long gives way to one that was not tried yet."""
 
 
 @dataclass(slots=True)
@@ -21,6 +24,8 @@ class _Standing:
     """Failures in a row without a piece in between."""
     not_before_s: float = 0.0
     liar: bool = False
+    useful_at_s: float = 0.0
+    """When it began, or gave the last piece."""
 
 
 class SourceBook:
@@ -30,14 +35,26 @@ class SourceBook:
         max_active: sources asked at the same time.
         max_attempts: failures in a row before a source is given up.
         retry_s: pause after the first failure; doubles with each.
+        reserved: the coordinator: a place is kept for it, since all others may be of no use.
 
     """
 
-    def __init__(self, *, max_active: int, max_attempts: int, retry_s: float) -> None:
+    def __init__(self, *, max_active: int, max_attempts: int, retry_s: float, reserved: PeerId | None = None) -> None:
+        self._reserved = reserved
         self._max_active = max_active
         self._max_attempts = max_attempts
         self._retry_s = retry_s
         self._standings: dict[PeerId, _Standing] = {}
+
+    @classmethod
+    def of(cls, settings: FetchSettings, coordinator: PeerId | None) -> "SourceBook":
+        """Return the book of a fetch with these settings."""
+        return cls(
+            max_active=settings.max_sources,
+            max_attempts=settings.max_attempts,
+            retry_s=settings.retry_s,
+            reserved=coordinator,
+        )
 
     @property
     def active(self) -> int:
@@ -45,22 +62,51 @@ class SourceBook:
         return sum(standing.active for standing in self._standings.values())
 
     def know(self, peer: PeerId) -> None:
-        """Add a provider, unless there are MAX_KNOWN."""
-        if len(self._standings) < MAX_KNOWN:
-            self._standings.setdefault(peer, _Standing())
+        """Add a provider. With MAX_KNOWN of them, one that failed makes room, or it is not added."""
+        if peer in self._standings:
+            return
+        if len(self._standings) >= MAX_KNOWN:
+            idle = [p for p, s in self._standings.items() if not (s.active or s.liar) and s.attempts]
+            if not idle and peer != self._reserved:
+                return
+            if idle:
+                del self._standings[max(idle, key=lambda peer: self._standings[peer].attempts)]
+        self._standings[peer] = _Standing()
 
     def start(self, now_s: float) -> list[PeerId]:
         """Return the sources to start now, those with the fewest failures first, and count them as active."""
-        room = self._max_active - self.active
         ready = [p for p, s in self._standings.items() if not s.active and self._may_start(s, now_s)]
-        chosen = sorted(ready, key=lambda peer: self._standings[peer].attempts)[: max(0, room)]
+        others = sorted((p for p in ready if p != self._reserved), key=lambda peer: self._standings[peer].attempts)
+        chosen = [p for p in ready if p == self._reserved] + others[: max(0, self._open_places)]
+        chosen = chosen[: max(0, self._max_active - self.active)]
         for peer in chosen:
             self._standings[peer].active = True
+            self._standings[peer].useful_at_s = now_s
         return chosen
 
-    def delivered(self, peer: PeerId) -> None:
+    @property
+    def _open_places(self) -> int:
+        """Free places for others than the reserved source."""
+        standing = self._standings.get(self._reserved) if self._reserved is not None else None
+        kept = int(standing is not None and not standing.liar and self._max_active > 1)
+        return self._max_active - kept - sum(s.active for p, s in self._standings.items() if p != self._reserved)
+
+    def gives_way(self, now_s: float) -> PeerId | None:
+        """Return the source to stop, if all places are taken and another was not tried yet; `failed` ends it."""
+        untried = any(not s.active and s.attempts == 0 and self._may_start(s, now_s) for s in self._standings.values())
+        useless = {
+            p: s.useful_at_s
+            for p, s in self._standings.items()
+            if s.active and p != self._reserved and now_s - s.useful_at_s >= USELESS_S
+        }
+        if not untried or not useless or self._open_places > 0:
+            return None
+        return min(useless, key=lambda peer: useless[peer])
+
+    def delivered(self, peer: PeerId, now_s: float) -> None:
         """A verified piece came from it."""
         self._standings[peer].attempts = 0
+        self._standings[peer].useful_at_s = now_s
 
     def failed(self, peer: PeerId, now_s: float) -> None:
         """It is no longer asked; perhaps again later."""

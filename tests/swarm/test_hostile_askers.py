@@ -5,8 +5,10 @@ from dataclasses import replace
 import anyio
 import pytest
 
+from echo_swarm.checkpoint import sources
 from echo_swarm.checkpoint.blob import BUSY, BlobClient
 from echo_swarm.checkpoint.fetch import SourcesExhausted
+from echo_swarm.checkpoint.pieces import PieceMap
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.errors import RemoteError
 from tests.swarm.test_checkpoint_exchange import PIECE, QUICK, fetched, fill, swarm_in, version_of
@@ -71,3 +73,22 @@ async def test_requests_that_failed_do_not_use_up_the_download_limit(tmp_path):
         with anyio.move_on_after(0.05):
             await fetcher.fetch(version.signed, version.artifact, [honest.peer])
         assert fetcher._rate.backlog_s() <= 0.5, "a fetch that was cancelled goes on being paid for"
+
+
+@pytest.mark.parametrize("is_coordinator", [True, False])
+async def test_sources_with_nothing_keep_no_place_from_one_that_has_all(tmp_path, monkeypatch, is_coordinator):
+    version = version_of(1, pieces=8)
+    monkeypatch.setattr(sources, "USELESS_S", 0.3)
+    async with swarm_in(tmp_path) as swarm:
+
+        async def never(_index):
+            await anyio.sleep_forever()
+
+        empty = PieceMap(8).pack()
+        useless = [await swarm.impostor(version, never, have=empty) for _ in range(3)]
+        good = (await swarm.seeder(version)).peer
+        few = replace(QUICK, max_sources=3, starve_s=20.0)
+        fetcher = await swarm.fetcher(settings=few, coordinator=good if is_coordinator else None)
+        report = await fetched(fetcher, version, [*useless, good])
+        assert set(report.bytes_by_source) == {good}
+        assert is_coordinator or report.failures

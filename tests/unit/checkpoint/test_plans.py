@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from echo_swarm.checkpoint.fetch_plan import PiecePlan
 from echo_swarm.checkpoint.pieces import PieceMap
 from echo_swarm.checkpoint.retention import HeldVersion, check_retention, versions_to_delete, versions_to_evict
-from echo_swarm.checkpoint.sources import GIVEN_UP_REST_S, SourceBook
+from echo_swarm.checkpoint.sources import GIVEN_UP_REST_S, MAX_KNOWN, USELESS_S, SourceBook
 from echo_swarm.errors import MalformedMessage, SettingsError
 
 
@@ -259,8 +259,50 @@ def test_a_source_is_tried_again_later_and_a_liar_never():
     book.failed("B", 2.0)
     assert not book.exhausted
     assert book.start(3.0) == ["D"]
-    book.delivered("D")
+    book.delivered("D", 3.0)
     book.failed("D", 3.0)
     assert book.start(4.0) == ["D"]
     book.failed("D", 4.0)
     assert book.exhausted
+
+
+def test_a_place_is_kept_for_the_coordinator_however_many_others_come_first():
+    book = SourceBook(max_active=3, max_attempts=2, retry_s=1.0, reserved="C")
+    for peer in ["A", "B", "D", "C"]:
+        book.know(peer)
+    assert book.start(0.0) == ["C", "A", "B"]
+    book.failed("C", 0.0)
+    assert book.start(0.5) == [] and book.start(1.0) == ["C"]
+    book.lied("C")
+    assert book.start(2.0) == ["D"]
+
+
+def test_a_source_that_gave_nothing_gives_way_to_one_that_was_not_tried():
+    book = SourceBook(max_active=2, max_attempts=3, retry_s=1.0)
+    for peer in "AB":
+        book.know(peer)
+    book.start(0.0)
+    assert book.gives_way(USELESS_S) is None, "nobody else is there"
+    book.know("D")
+    book.delivered("B", 1.0)
+    assert book.gives_way(USELESS_S - 0.1) is None
+    assert book.gives_way(USELESS_S) == "A"
+    book.failed("A", USELESS_S)
+    assert book.start(USELESS_S) == ["D"]
+    book.know("E")
+    assert book.gives_way(USELESS_S + 1.0) == "B", "the one that gave nothing for longest"
+    book.delivered("B", USELESS_S + 1.0)
+    assert book.gives_way(USELESS_S + 1.0) is None
+    book.failed("B", 20.0)
+    assert book.start(20.0) == ["E"], "who was set aside waits for its back-off"
+
+
+def test_peers_that_failed_make_room_for_newly_named_ones():
+    book = SourceBook(max_active=1, max_attempts=1, retry_s=1.0)
+    for number in range(MAX_KNOWN):
+        book.know(f"peer {number}")
+    book.know("late")
+    (first,) = book.start(0.0)
+    book.failed(first, 0.0)
+    book.know("later")
+    assert "late" not in book._standings and "later" in book._standings and len(book._standings) == MAX_KNOWN
