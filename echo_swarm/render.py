@@ -12,13 +12,19 @@ from echo_swarm.tables import Column, FittedTable
 from echo_swarm.wire import clean
 
 _BARS = "▁▂▃▄▅▆▇█"
+SEEDER = "seeder"
+"""The role of peers that only store and serve."""
 _EVALUATIONS = 5
 """Shown beside the first."""
 
 
 def render_run_status(status: RunStatus) -> RenderableType:
     """Return the whole status of a run."""
-    parts: list[RenderableType] = [_headline(status), _facts(status), nodes_table(status.nodes)]
+    seeders = [node for node in status.nodes if node.role == SEEDER]
+    samplers = [node for node in status.nodes if node.role != SEEDER]
+    parts: list[RenderableType] = [_headline(status), _facts(status), nodes_table(samplers)]
+    if seeders:
+        parts.append(seeders_table(seeders))
     if any(entry.probes or entry.trained_gap is not None for entry in status.classes):
         parts.append(classes_table(status.classes))
     parts += [literal(f"! {warning}", style="yellow") for warning in status.warnings]
@@ -37,6 +43,14 @@ def nodes_table(nodes: Iterable[NodeStatus]) -> RenderableType:
         return Text("no node has joined yet", style="dim")
     return FittedTable(
         columns=_NODE_COLUMNS, rows=[(_node_cells(node), "" if node.live else "dim") for node in ordered]
+    )
+
+
+def seeders_table(seeders: Iterable[NodeStatus]) -> RenderableType:
+    """Return one row a seeder, the living first, then those that served most."""
+    ordered = sorted(seeders, key=lambda node: (not node.live, -node.bytes_served))
+    return FittedTable(
+        columns=_SEEDER_COLUMNS, rows=[(_seeder_cells(node), "" if node.live else "dim") for node in ordered]
     )
 
 
@@ -101,6 +115,27 @@ def _node_cells(node: NodeStatus) -> list[Text]:
         Text(f"{node.tokens_per_s:.0f}" if node.live else "-"),
         Text(str(node.accepted)),
         literal(counts(node.rejected) or "0"),
+        literal(_doing(node)),
+    ]
+
+
+_SEEDER_COLUMNS = (
+    Column(title="seeder"),
+    Column(title="version", number=True),
+    Column(title="seen"),
+    Column(title="served", number=True),
+    Column(title="from peers", number=True, spare=1),
+    Column(title="doing", sentence=True),
+)
+
+
+def _seeder_cells(node: NodeStatus) -> list[Text]:
+    return [
+        literal(short_peer(node.peer_id)),
+        Text("-" if node.held_version is None else str(node.held_version)),
+        Text(f"{duration(node.last_seen_s)} ago"),
+        Text(size(node.bytes_served)),
+        Text(size(node.bytes_fetched_peers)),
         literal(_doing(node)),
     ]
 

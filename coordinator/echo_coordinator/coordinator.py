@@ -298,7 +298,7 @@ async def _train(coordinator: Coordinator) -> None:
             await coordinator.evaluation.wait_idle()
         state.stop(finished=True)
         with anyio.move_on_after(FAREWELL_BEATS * coordinator.settings.work.beat_s):
-            while state.core.roster.live():
+            while any(node.live for node in state.core.roster.nodes()):
                 await state.wait_changed(1.0)
     coordinator.ended.set()
 

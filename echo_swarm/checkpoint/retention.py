@@ -50,18 +50,20 @@ def versions_to_delete(held: Collection[HeldVersion], *, keep_versions: int) -> 
     return sorted(item.version for item in held if not item.in_use and item.version not in kept)
 
 
-def versions_to_evict(held: Collection[HeldVersion], *, excess_bytes: int, keep: int) -> list[int]:
+def versions_to_evict(
+    held: Collection[HeldVersion], *, excess_bytes: int, keep: int, spare_newest: bool = True
+) -> list[int]:
     """Return the oldest versions whose deletion frees at least `excess_bytes`; fewer when there are no more.
 
     `keep` is the version that is about to be written. The newest complete version stays too: a peer that has nothing
-    to sample with helps nobody.
+    to sample with helps nobody. A peer that only serves does not spare it: it goes last, and none goes in vain.
     """
     newest = max((item.version for item in held if item.complete), default=keep)
     chosen: list[int] = []
     for item in sorted(held, key=lambda item: item.version):
         if excess_bytes <= 0:
             break
-        if not item.in_use and item.version not in (keep, newest):
+        if not item.in_use and item.version != keep and not (spare_newest and item.version == newest):
             chosen.append(item.version)
             excess_bytes -= item.size_bytes
-    return chosen
+    return chosen if spare_newest or excess_bytes <= 0 else []

@@ -51,6 +51,7 @@ class VersionStore(ManifestShelf):
         run_id: 32 hex digits.
         quota_bytes: most that this run's versions may take; None for no limit of our own.
         free: how much room a folder's file system has.
+        spare_newest: see `versions_to_evict`.
 
     """
 
@@ -61,10 +62,12 @@ class VersionStore(ManifestShelf):
         *,
         quota_bytes: int | None = None,
         free: Callable[[Path], int] = free_bytes,
+        spare_newest: bool = True,
     ) -> None:
         super().__init__(root, run_id)
         self._quota_bytes = quota_bytes
         self._free = free
+        self._spare = spare_newest
         self._checked: dict[bytes, PieceMap] = {}
         """Artifact digest → pieces of the whole file that were hashed by this process."""
         self._open: dict[bytes, PartialArtifact] = {}
@@ -252,13 +255,11 @@ class VersionStore(ManifestShelf):
         if self._quota_bytes is not None:
             wanted = artifact.size_bytes - (size_of(part) or 0)
             excess = self.used_bytes() + wanted - self._quota_bytes
-            for old in versions_to_evict(self._held(), excess_bytes=excess, keep=version):
+            for old in versions_to_evict(self._held(), excess_bytes=excess, keep=version, spare_newest=self._spare):
                 self._delete(old)
             if (used := self.used_bytes()) + wanted > self._quota_bytes:
-                raise StorageFull(
-                    f"version {version} needs {_mb(wanted)}, the quota of {_mb(self._quota_bytes)} "
-                    f"has {_mb(max(0, self._quota_bytes - used))} left; raise the quota"
-                )
+                left = f"the quota of {_mb(self._quota_bytes)} has {_mb(max(0, self._quota_bytes - used))} left"
+                raise StorageFull(f"version {version} needs {_mb(wanted)}, {left}; raise the quota")
         self.check_room(artifact.size_bytes - allocated_bytes(part), f"version {version}")
 
     def check_room(self, size_bytes: int, what: str) -> None:

@@ -24,7 +24,7 @@ StateDir = Annotated[
 @app.command()
 def join(
     invite: Annotated[str, typer.Argument(help="The line that the coordinator printed.")],
-    role: Annotated[str, typer.Option(help="What to do for the run.")] = "inference",
+    role: Annotated[str, typer.Option(help="inference: sample; seeder: store and serve model versions.")] = "inference",
     backend: Annotated[
         str, typer.Option(help="auto, torch, llama_cpp, vllm or scripted; with settings: torch:device=cpu,threads=2.")
     ] = "auto",
@@ -43,6 +43,13 @@ def join(
     max_download: Annotated[
         float | None, typer.Option(help="Most Mbit/s of model versions from others.", show_default=False)
     ] = None,
+    max_store: Annotated[
+        float | None, typer.Option(help="Most GB of model versions on disk.", min=0.001, show_default=False)
+    ] = None,
+    hold: Annotated[
+        list[str] | None,
+        typer.Option(help="Of a seeder, repeatable: safetensors, gguf, delta, lora, lora-gguf; all by default."),
+    ] = None,
     patience: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds to keep trying to reach the run.")] = 60.0,
     state_dir: StateDir = None,
 ) -> None:
@@ -50,14 +57,14 @@ def join(
     from rich.console import Console
 
     from echo_node.config import make_config
-    from echo_node.join import join as run
-    from echo_swarm.errors import UsageError
+    from echo_node.roles import check_role, take_part
     from echo_swarm.invite import parse
 
-    if role != "inference":
-        raise UsageError(f"--role {role}: there is only one role so far, inference")
+    sampling = {"--backend": backend != "auto", "--backend-python": backend_python, "--batch": batch}
+    check_role(role, sampling=sampling, outbound_only=outbound_only, hold=hold)
     config = make_config(
         state_dir=_state_dir(state_dir),
+        role=role,
         backend=backend,
         backend_python=backend_python,
         batch=batch,
@@ -65,9 +72,11 @@ def join(
         outbound_only=outbound_only,
         max_upload_mbit=max_upload,
         max_download_mbit=max_download,
+        max_store_bytes=None if max_store is None else int(max_store * 1e9),
+        hold=tuple(hold) if hold else None,
         patience_s=patience,
     )
-    run(config, parse(invite), Console())
+    take_part(config, parse(invite), Console())
 
 
 @app.command()

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from echo_swarm.addresses import ListenAddress
 from echo_swarm.errors import SettingsError
+from echo_swarm.manifest import ArtifactKind
 from echo_swarm.plain_errors import problems
 from echo_swarm.work import Role
 
@@ -53,6 +54,8 @@ class NodeConfig(BaseModel):
     max_outbox_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
     max_store_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     """Room for model versions; None: what the disk has."""
+    hold: Annotated[tuple[ArtifactKind, ...], Field(min_length=1)] | None = None
+    """Of a seeder: the kinds of files that it stores and serves; None: all."""
     max_upload_mbit: Annotated[float, Field(ge=MIN_MBIT, le=1e6)] | None = None
     """Pieces of versions to other peers, in Mbit/s; None: no limit. What is sampled is small and not limited."""
     max_download_mbit: Annotated[float, Field(ge=MIN_MBIT, le=1e6)] | None = None

@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from echo_node.status import LocalStatus
+from echo_node.status import LocalStatus, held_words
 from echo_swarm.clock import Clock
+from echo_swarm.render import size
+from echo_swarm.work import Role
 
 REFRESH_S = 0.5
 PLAIN_EVERY_S = 60.0
@@ -49,14 +51,16 @@ class Display:
         while True:
             now = status()
             line = progress_line(now)
-            if now.accepted and line != told:
+            if (now.accepted or now.role == Role.SEEDER) and line != told:
                 self.emit(line)
                 told = line
             await anyio.sleep(PLAIN_EVERY_S)
 
 
 def progress_line(status: LocalStatus) -> str:
-    """Return version, state, speed and verdicts in one line."""
+    """Return version, state, speed and verdicts in one line; of a seeder, what it holds and has served."""
+    if status.role == Role.SEEDER:
+        return f"{held_words(status)} · {status.state} · {size(status.bytes_served)} served"
     version = "no version" if status.loaded_version is None else f"version {status.loaded_version}"
     if status.head_version is not None and status.loaded_version not in (None, status.head_version):
         version += f" (newest {status.head_version})"

@@ -1,7 +1,5 @@
 """`echo-node join`: from an invite to an orderly end."""
 
-import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -25,14 +23,12 @@ from echo_node.hosts import Network, open_network
 from echo_node.instance import Instance, claim_identity
 from echo_node.introduction import learn_head, learn_run
 from echo_node.node import Node, NodeSeams, Outcome
+from echo_node.signals import Stop, listen
 from echo_node.status import summary_lines
 from echo_node.wanted import Wanted
 from echo_swarm.clock import Clock, SystemClock
 from echo_swarm.collector import calm_collector
 from echo_swarm.invite import Invite
-
-FORCED_EXIT = 130
-"""After a second signal, as for an interrupted program."""
 
 
 def join(config: NodeConfig, invite: Invite, console: Console) -> None:
@@ -50,8 +46,8 @@ async def _join(config: NodeConfig, invite: Invite, instance: Instance, display:
     clock = SystemClock()
     with anyio.CancelScope() as starting:
         async with anyio.create_task_group() as tasks:
-            stop = _Stop(starting.cancel)
-            tasks.start_soon(_listen, stop)
+            stop = Stop(starting.cancel)
+            tasks.start_soon(listen, stop)
             elsewhere = config.backend_python is not None
             require_backend(_option(config), await to_thread.run_sync(probe), elsewhere=elsewhere)
             display.emit("connecting")
@@ -136,23 +132,3 @@ def _seams(
 def _farewell(outcome: Outcome, node: Node) -> list[str]:
     why = "the run is finished" if outcome is Outcome.FINISHED else "stopped"
     return [why, *summary_lines(node.status())]
-
-
-class _Stop:
-    """What a first signal does: before the node runs, end; then, leave in order."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self.call = call
-
-
-async def _listen(stop: _Stop) -> None:
-    """First signal: leave in order. Second: at once."""
-    if os.name != "posix":  # pragma: no cover - there, Ctrl+C raises KeyboardInterrupt
-        return
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        seen = 0
-        async for _ in signals:
-            seen += 1
-            if seen > 1:
-                os._exit(FORCED_EXIT)
-            stop.call()

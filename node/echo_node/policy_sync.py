@@ -15,6 +15,7 @@ has one, as long as work of that one is not over-stale.
 """
 
 from collections.abc import Callable, Collection
+from typing import Protocol
 
 import anyio
 from anyio import to_thread
@@ -27,6 +28,7 @@ from echo_node.swaps import Swaps
 from echo_node.version_files import NotUsable, VersionFiles
 from echo_node.wanted import Wanted
 from echo_swarm.checkpoint.blob import ask_manifest
+from echo_swarm.checkpoint.delta.route import ManifestOf
 from echo_swarm.checkpoint.fetch import Fetcher
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.checkpoint.trust import TrustedHead
@@ -42,6 +44,16 @@ from echo_swarm.transport.base import Host
 LOOK_S = 20.0
 """How often an idle node looks into the directory for a head that the coordinator did not tell it."""
 MANIFEST_TIMEOUT_S = 10.0
+
+
+class ObtainsFiles(Protocol):
+    """Gets a version's files; see `VersionFiles.obtain`."""
+
+    async def obtain(
+        self, signed: Signed[CheckpointManifest], run: RunManifest, manifest_of: ManifestOf
+    ) -> PolicyFiles:
+        """Return them once they are whole, verified and checked."""
+        ...
 
 
 class PolicySync:
@@ -63,6 +75,7 @@ class PolicySync:
         changed: Callable[[], None],
         needed: Callable[[], Collection[int]],
         wanted_files: Wanted | None = None,
+        version_files: ObtainsFiles | None = None,
         backoff: Callable[[], Backoff] = lambda: Backoff(first_s=0.5, limit_s=30.0),
     ) -> None:
         self._host = host
@@ -76,7 +89,7 @@ class PolicySync:
         self._swaps = swaps
         self._changed = changed
         self._needed = needed
-        self._version_files = VersionFiles(
+        self._version_files = version_files or VersionFiles(
             fetcher=fetcher,
             store=store,
             peers=peers,

@@ -13,16 +13,16 @@ from rich.text import Text
 
 from echo_node.bare_errors import bare_errors
 from echo_node.hosts import open_network
-from echo_node.status import Seen, in_words, read_statuses
+from echo_node.status import LocalStatus, Seen, in_words, read_statuses
 from echo_swarm.errors import MalformedMessage, PeerUnreachable, RemoteError, RunNotFound
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
-from echo_swarm.render import counts, duration, literal, render_run_status, short_peer
+from echo_swarm.render import counts, duration, literal, render_run_status, short_peer, size
 from echo_swarm.status import RunStatus
 from echo_swarm.tables import Column, FittedTable
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcClient, call_message
-from echo_swarm.work import WORK_PROTOCOL, StatusReply, StatusRequest
+from echo_swarm.work import WORK_PROTOCOL, Role, StatusReply, StatusRequest
 
 MAX_STATUS_BYTES = 4 << 20
 ANSWER_S = 15.0
@@ -65,8 +65,8 @@ def _cells(item: Seen) -> list[Text]:
         literal(status.run_name or status.run_id[:8]),
         literal(short_peer(status.peer_id)),
         Text(f"{duration(item.age_s)} ago"),
-        literal(status.backend or "-"),
-        Text("-" if status.loaded_version is None else str(status.loaded_version)),
+        literal(_doing_what(status)),
+        literal(_version(status)),
         Text(f"{status.swaps[-1].total_s:.1f} s" if status.swaps else "-"),
         Text(f"{status.tokens_per_s:.0f}" if item.live else "-"),
         Text(str(status.accepted)),
@@ -74,6 +74,17 @@ def _cells(item: Seen) -> list[Text]:
         Text(str(status.pending)),
         literal(status.state if item.live else "(gone)"),
     ]
+
+
+def _doing_what(status: LocalStatus) -> str:
+    return f"seeder, {size(status.bytes_served)} served" if status.role == Role.SEEDER else status.backend or "-"
+
+
+def _version(status: LocalStatus) -> str:
+    held = status.held_versions
+    if status.role == Role.SEEDER and held:
+        return str(held[0]) if len(held) == 1 else f"{held[0]}-{held[-1]}"
+    return "-" if status.loaded_version is None else str(status.loaded_version)
 
 
 def show_run(invite: Invite, console: Console, *, as_json: bool) -> None:

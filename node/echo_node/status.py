@@ -15,8 +15,9 @@ from echo_node.config import StatePaths, run_dirs
 from echo_node.outbox import Dropped
 from echo_node.swaps import Swap, summary
 from echo_swarm.checkpoint.files import read_file, write_atomically
-from echo_swarm.render import counts, duration, spaced
+from echo_swarm.render import counts, duration, size, spaced
 from echo_swarm.trajectory import Reason
+from echo_swarm.work import Role
 
 _LIMIT_BYTES = 1 << 20
 GONE_BEATS = 3
@@ -38,6 +39,7 @@ class LocalStatus(BaseModel):
 
     run_id: str
     run_name: str = ""
+    role: str = Role.INFERENCE.value
     peer_id: str
     pid: int
     written_at: float
@@ -75,6 +77,10 @@ class LocalStatus(BaseModel):
     """Pieces of model versions, to other nodes."""
     bytes_fetched_coordinator: int = 0
     bytes_fetched_peers: int = 0
+    held_versions: tuple[int, ...] = ()
+    """Of a seeder: versions of which at least one file is whole here."""
+    held_bytes: int = 0
+    """Of a seeder: what all versions take on this disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,19 +130,36 @@ def in_words(rejected: Mapping[str, int]) -> dict[str, int]:
 
 def summary_lines(status: LocalStatus) -> list[str]:
     """Return what the machine did, for the end of a join."""
+    taken = duration(max(0.0, status.written_at - status.started_at))
+    if status.role == Role.SEEDER:
+        return [f"seeded for {taken}: {held_words(status)}", _traffic(status)]
     rejected = sum(status.rejected.values())
     listed = counts(in_words(status.rejected))
-    taken = duration(max(0.0, status.written_at - status.started_at))
     swaps = [summary(status.swaps)] if status.swaps else []
     return [
         f"took part for {taken}: {status.tokens} tokens made",
         f"trajectories since the first join: {status.accepted} accepted ({status.tokens_accepted} tokens), "
         f"{rejected} not accepted{f' ({listed})' if listed else ''}, {status.pending} without a verdict",
-        f"traffic: {_mb(status.bytes_sent)} sent, {_mb(status.bytes_received)} received; model versions: "
-        f"{_mb(status.bytes_fetched_coordinator)} from the coordinator, {_mb(status.bytes_fetched_peers)} from peers, "
-        f"{_mb(status.bytes_served)} served to peers",
+        _traffic(status),
         *swaps,
     ]
+
+
+def held_words(status: LocalStatus) -> str:
+    """Return which versions a seeder holds."""
+    held = status.held_versions
+    if not held:
+        return "no version yet"
+    which = f"version {held[0]}" if len(held) == 1 else f"{len(held)} versions, {held[0]} to {held[-1]}"
+    return f"{which} ({size(status.held_bytes)})"
+
+
+def _traffic(status: LocalStatus) -> str:
+    return (
+        f"traffic: {_mb(status.bytes_sent)} sent, {_mb(status.bytes_received)} received; model versions: "
+        f"{_mb(status.bytes_fetched_coordinator)} from the coordinator, {_mb(status.bytes_fetched_peers)} from peers, "
+        f"{_mb(status.bytes_served)} served to peers"
+    )
 
 
 def _mb(count: int) -> str:

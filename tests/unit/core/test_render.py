@@ -72,6 +72,14 @@ def test_nodes_are_summed_up_by_role_backend_and_version_the_living_first_in_the
     assert "(gone)" in lines[-1] and "10 min ago" in lines[-1] and "sampling" not in lines[-1]
 
 
+def test_seeders_have_a_table_of_their_own_with_what_they_served():
+    seeder = node(peer_id="12D3KooWseeder000", role="seeder", backend="", bytes_served=2_500_000_000, held_version=9)
+    lines = shown(nodes=[seeder, node()], width=200).splitlines()
+    (row,) = [number for number, line in enumerate(lines) if "eeder000" in line]
+    assert "2.5 GB" in lines[row] and "tok/s" not in lines[row - 1]
+    assert "1 seeder" in shown(nodes=[seeder, node()], width=200)
+
+
 def test_a_node_takes_one_line_of_an_ordinary_terminal():
     rows = [line for line in shown(nodes=[node()]).splitlines() if "TtUyCgovv"[-8:] in line]
     assert len(rows) == 1 and "sampling with version 12" in rows[0]

@@ -73,6 +73,31 @@ def test_a_role_that_does_not_exist_is_refused(tmp_path: Path):
     assert run("join", "echo1-x", "--role", "king", state=tmp_path).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("wrong", "flags"),
+    [
+        ("--backend", ("--role", "seeder", "--backend", "torch")),
+        ("--outbound-only", ("--role", "seeder", "--outbound-only")),
+        ("--hold", ("--role", "seeder", "--hold", "pickle")),
+        ("--hold", ("--hold", "gguf")),
+    ],
+)
+def test_flags_that_do_not_go_with_the_role_are_refused(tmp_path: Path, wrong: str, flags: tuple[str, ...]):
+    done = run("join", NOWHERE, *flags, state=tmp_path)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and wrong in done.stderr
+
+
+def test_a_seeder_shows_what_it_holds_and_served(tmp_path: Path):
+    seeder = local_status(role="seeder", held_versions=(2, 3, 4), held_bytes=1_200_000, bytes_served=9_000_000)
+    path = StatePaths(state_dir=tmp_path, run_id=seeder.run_id).status
+    path.parent.mkdir(parents=True)
+    write_status(path, seeder)
+    out = io.StringIO()
+    show_local(tmp_path, Console(file=out, width=160), as_json=False)
+    assert "2-4" in out.getvalue() and "9.0 MB served" in out.getvalue()
+    assert summary_lines(seeder)[0].endswith("3 versions, 2 to 4 (1.2 MB)")
+
+
 def test_settings_out_of_range_are_one_line_too(tmp_path: Path):
     done = run("join", NOWHERE, "--listen", "x" * 600, state=tmp_path)
     assert done.returncode == 2

@@ -1,0 +1,268 @@
+"""The wiring of a seeder: a peer that stores and serves versions, and neither samples nor asks for work.
+
+                coordinator                                           other nodes, who also find it in the DHT
+        hello ▲   beat ▲ │ head                                             pieces ▲ │ pieces
+              │        │ ▼                                                         │ ▼
+             Link   Heartbeat ── heard ──► PolicySync ◄── VersionStore ◄── BlobServer · Fetcher
+              └──────── joined ──────────►     └─ SeederFiles: all files of each version, within the quota
+
+    who waits        for                                 bounded by
+    ───────────────  ──────────────────────────────────  ─────────────────────────────────────────────
+    Link, Heartbeat  the coordinator                     nothing once the run is known: told, with back-off
+    PolicySync       hints, retries                      one download at a time
+    leaving          the goodbye                         FAREWELL_S
+
+A seeder that was here before begins to serve at once, whether or not the coordinator answers: what it needs to know of
+the run lies in its store. It ends when the run is finished or somebody calls `stop`.
+"""
+
+import contextlib
+from dataclasses import dataclass
+
+import anyio
+from anyio import to_thread
+
+from echo_node.activity import Activity, Emit, Part
+from echo_node.bare_errors import bare_errors
+from echo_node.config import NodeConfig, StatePaths, run_dirs
+from echo_node.heartbeat import Heartbeat
+from echo_node.link import Joined, Link
+from echo_node.node import ANNOUNCE_S, STATUS_S, Outcome
+from echo_node.peers import Peers
+from echo_node.policy_sync import PolicySync
+from echo_node.seeder_files import ALL_KINDS, SeederFiles
+from echo_node.seeder_report import SeederReport
+from echo_node.status import LocalStatus, write_status
+from echo_node.swaps import Swaps
+from echo_swarm.checkpoint.fetch import Fetcher, FetchSettings
+from echo_swarm.checkpoint.interest import InterestBook
+from echo_swarm.checkpoint.rate import bytes_per_s
+from echo_swarm.checkpoint.serve import BlobServer
+from echo_swarm.checkpoint.store import VersionStore
+from echo_swarm.checkpoint.trust import TrustedHead, check_run_manifest
+from echo_swarm.clock import Clock
+from echo_swarm.directory.announce import keep_announced
+from echo_swarm.directory.base import Directory, peers_topic
+from echo_swarm.errors import LocalFault, MalformedMessage, PeerFault, PeerUnreachable, RemoteError
+from echo_swarm.identity import Identity
+from echo_swarm.invite import Invite
+from echo_swarm.transport.base import Host
+from echo_swarm.work import Release, Released
+
+FAREWELL_S = 2.0
+MAX_UPLOADS = 32
+"""Pieces at the same time: serving is all that it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeederSeams:
+    """What a seeder stands on."""
+
+    host: Host
+    directory: Directory
+    identity: Identity
+    clock: Clock
+    emit: Emit
+
+
+class Seeder:
+    """One seeder in one run."""
+
+    def __init__(self, config: NodeConfig, invite: Invite, seams: SeederSeams) -> None:
+        self._config = config
+        self._invite = invite
+        self._seams = seams
+        self._paths = StatePaths(state_dir=config.state_dir, run_id=invite.run)
+        self._ending: Outcome | None = None
+        self._end = anyio.Event()
+        self._record_changed = anyio.Event()
+        self.final_status: LocalStatus | None = None
+        """Set when `run` has ended."""
+        self.activity = Activity(seams.clock, seams.emit)
+        self.store = VersionStore(
+            run_dirs(config.state_dir), invite.run, quota_bytes=config.max_store_bytes, spare_newest=False
+        )
+        interest = InterestBook()
+        self.fetcher = Fetcher(
+            seams.host,
+            self.store,
+            coordinator=invite.coordinator,
+            settings=FetchSettings(max_bytes_per_s=bytes_per_s(config.max_download_mbit)),
+            interest=interest,
+        )
+        self.blobs = BlobServer(
+            seams.host,
+            self.store,
+            interest=interest,
+            max_uploads=MAX_UPLOADS,
+            max_bytes_per_s=bytes_per_s(config.max_upload_mbit),
+        )
+        self._peers = Peers(
+            host=seams.host,
+            directory=seams.directory,
+            run_id=invite.run,
+            coordinator=invite.coordinator,
+            clock=seams.clock,
+        )
+        self.policies = self._make_policies()
+        self.link = self._make_link()
+        self.heartbeat = Heartbeat(
+            link=self.link,
+            clock=seams.clock,
+            activity=self.activity,
+            compose=lambda: self.report.beat(),
+            heard=self.policies.heard,
+            renewed=lambda _named, _expired, _sent_s: None,
+            probe_due=lambda: None,
+            run_finished=lambda: self._finish(Outcome.FINISHED),
+        )
+        self.report = self._make_report()
+
+    def _make_policies(self) -> PolicySync:
+        trusted = TrustedHead(
+            run_id=self._invite.run, publisher_key=self._invite.key, persisted=self.store.known_manifests()
+        )
+        return PolicySync(
+            host=self._seams.host,
+            directory=self._seams.directory,
+            invite=self._invite,
+            store=self.store,
+            fetcher=self.fetcher,
+            trusted=trusted,
+            peers=self._peers,
+            clock=self._seams.clock,
+            activity=self.activity,
+            swaps=Swaps(self._seams.clock, lambda _line: None),
+            changed=self._on_versions_changed,
+            needed=tuple,
+            version_files=SeederFiles(
+                fetcher=self.fetcher,
+                store=self.store,
+                peers=self._peers,
+                activity=self.activity,
+                kinds=self._config.hold or ALL_KINDS,
+            ),
+        )
+
+    def _make_link(self) -> Link:
+        return Link(
+            host=self._seams.host,
+            peers=self._peers,
+            invite=self._invite,
+            clock=self._seams.clock,
+            activity=self.activity,
+            hello=lambda: self.report.hello(),
+            on_join=self._on_join,
+            # What is here already can be served without the coordinator.
+            patience_s=self._config.patience_s if self.store.run() is None else float("inf"),
+        )
+
+    def _make_report(self) -> SeederReport:
+        return SeederReport(
+            invite=self._invite,
+            identity=self._seams.identity,
+            host=self._seams.host,
+            clock=self._seams.clock,
+            activity=self.activity,
+            policies=self.policies,
+            store=self.store,
+            fetcher=self.fetcher,
+            blobs=self.blobs,
+            link=self.link,
+            started_at=self._seams.clock.wall_s(),
+        )
+
+    def stop(self) -> None:
+        """Leave in an orderly way."""
+        self._finish(Outcome.STOPPED)
+
+    async def run(self) -> Outcome:
+        """Store and serve until the run is over or `stop` is called.
+
+        Raises:
+            RunNotFound, PeerUnreachable: see `Link.run`.
+            IdentityInUse: another process with this key is live.
+            PeerFault: what the coordinator says about the run does not fit the invite.
+
+        """
+        try:
+            with bare_errors():
+                async with self.blobs, anyio.create_task_group() as tasks:
+                    await self._remember_run()
+                    self.activity.doing("serving")
+                    parts = (self.policies.run, self.link.run, self.heartbeat.run, self._announce, self._note_status)
+                    for part in parts:
+                        tasks.start_soon(part)
+                    await self._end.wait()
+                    self.activity.doing("leaving")
+                    self.heartbeat.be_quiet()
+                    await self._say_goodbye()
+                    tasks.cancel_scope.cancel()
+        finally:
+            self.final_status = self.status(running=False)
+            with contextlib.suppress(LocalFault):
+                write_status(self._paths.status, self.final_status)
+        assert self._ending is not None
+        return self._ending
+
+    def status(self, *, running: bool = True) -> LocalStatus:
+        """Return what the seeder says about itself now."""
+        if self.final_status is not None:
+            return self.final_status
+        ending = "" if running else f"left ({self._ending or 'it failed'})"
+        return self.report.status(beat_s=self.heartbeat.beat_s, ending=ending)
+
+    async def _remember_run(self) -> None:
+        raw = await to_thread.run_sync(self.store.run)
+        if raw is None:
+            return
+        try:
+            signed = check_run_manifest(raw, run_id=self._invite.run, publisher_key=self._invite.key)
+        except PeerFault as e:
+            self.activity.say(f"warning: the run's description on disk is damaged ({e}); asking the coordinator")
+        else:
+            await self.policies.joined(signed.message, raw, None)
+
+    async def _on_join(self, joined: Joined) -> None:
+        if not self.link.joins:
+            self.activity.say(f"joined {joined.run.name} as a seeder")
+        self.heartbeat.beat_s = joined.beat_s
+        await self.policies.joined(joined.run, joined.run_envelope, joined.head_manifest)
+
+    def _on_versions_changed(self) -> None:
+        self.activity.doing("serving")
+        self._record_changed.set()
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._ending = self._ending or outcome
+        self._end.set()
+
+    async def _say_goodbye(self) -> None:
+        goodbye = Release(lease_ids=(), cause="leaving", leaving=True)
+        if self.link.is_up:
+            with anyio.move_on_after(FAREWELL_S), contextlib.suppress(PeerUnreachable, RemoteError, MalformedMessage):
+                await self.link.call("release", goodbye, Released)
+
+    async def _announce(self) -> None:
+        await keep_announced(
+            self._seams.directory,
+            peers_topic(self._invite.run),
+            self.report.peer_record,
+            every_s=ANNOUNCE_S,
+            changed=self._next_record_change,
+        )
+
+    def _next_record_change(self) -> anyio.Event:
+        if self._record_changed.is_set():
+            self._record_changed = anyio.Event()
+        return self._record_changed
+
+    async def _note_status(self) -> None:
+        while True:
+            try:
+                await to_thread.run_sync(write_status, self._paths.status, self.status())
+            except LocalFault as e:
+                self.activity.waits(Part.DISK, "the status file to be written", str(e))
+            else:
+                self.activity.done(Part.DISK)
+            await anyio.sleep(min(self.heartbeat.beat_s, STATUS_S))
