@@ -9,8 +9,7 @@
                     trash-…                 on its way out
 
 No name comes from a message: the run id is 32 hex digits, the version a number, the file name one of a fixed set
-(`Artifact.file_name`). One process owns a store. Blocking and safe to call from several threads; async callers go
-through `anyio.to_thread`.
+(`Artifact.file_name`). One process owns a store. Blocking, safe in several threads; async callers go through a thread.
 """
 
 import logging
