@@ -88,7 +88,7 @@ class Swaps:
             coming.begun_s = self._clock.monotonic_s()
 
     def fetched(self, version: int, *, size_bytes: int, verify_s: float) -> None:
-        """One of its files is here; so much of the time since `fetching` went into checking it."""
+        """Some of its bytes are here, whole files or not; so much of the time since `fetching` went into checking."""
         if coming := self._coming.get(version):
             coming.size_bytes += size_bytes
             coming.verify_s += verify_s

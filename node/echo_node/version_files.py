@@ -21,6 +21,7 @@ from echo_swarm.checkpoint.adapter_file import read_adapter
 from echo_swarm.checkpoint.delta.obtain import ByDelta
 from echo_swarm.checkpoint.delta.route import ManifestOf
 from echo_swarm.checkpoint.fetch import Fetcher, Progress
+from echo_swarm.checkpoint.fetch_report import FetchReport, SourcesExhausted
 from echo_swarm.checkpoint.gguf_file import check_gguf, check_gguf_adapter
 from echo_swarm.checkpoint.safetensors_file import check_layout
 from echo_swarm.checkpoint.store import VersionStore
@@ -117,9 +118,14 @@ class VersionFiles:
             manifest_of=manifest_of,
             progress=self._progress(f"the changes that make {name}"),
         )
-        report = await self._fetcher.fetch(
-            signed, artifact, providers, progress=self._progress(name), fill=by_delta.fill
-        )
+        try:
+            report = await self._fetcher.fetch(
+                signed, artifact, providers, progress=self._progress(name), fill=by_delta.fill
+            )
+        except SourcesExhausted as e:
+            # What came is kept, and the next try does not count it.
+            self._swaps.fetched(wanted_for, size_bytes=_came_bytes(e.report), verify_s=e.report.verify_s)
+            raise
         if report.delta_fault:
             self._activity.say(f"{name} came whole, not as its changes ({report.delta_fault})")
         for liar, what in report.liars.items():
@@ -128,8 +134,7 @@ class VersionFiles:
         came_s = anyio.current_time()
         await to_thread.run_sync(_check, report.path, artifact, name)
         verify_s = report.verify_s + anyio.current_time() - came_s
-        came_bytes = sum(report.bytes_by_source.values()) + report.delta_bytes
-        self._swaps.fetched(wanted_for, size_bytes=came_bytes, verify_s=verify_s)
+        self._swaps.fetched(wanted_for, size_bytes=_came_bytes(report), verify_s=verify_s)
         return report.path
 
     def _progress(self, name: str) -> Progress:
@@ -137,6 +142,10 @@ class VersionFiles:
             self._activity.progress(f"fetching {name}: {done / total:.0%} of {total / 1e6:.1f} MB")
 
         return told
+
+
+def _came_bytes(report: FetchReport) -> int:
+    return sum(report.bytes_by_source.values()) + report.delta_bytes
 
 
 def _check(path: Path, artifact: Artifact, name: str) -> None:

@@ -1,6 +1,7 @@
 """Scorer children for real: hanging, dying and lying verifiers, and what the pool makes of them."""
 
 import json
+import os
 from pathlib import Path
 
 import anyio
@@ -83,7 +84,7 @@ def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (site / "echo_counting.py").write_text(VERIFIER)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-counting\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[echo_swarm.environments]\ncounting = echo_counting:Counting\n")
-    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
     return "counting"
 
 
