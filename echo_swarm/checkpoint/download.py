@@ -323,7 +323,7 @@ class Download:
         )
         for hint in reply.peers:
             if self._grudges.reason(PeerId(hint.peer), anyio.current_time()) is None:
-                self._hints.follow(PeerId(hint.peer), hint.addresses, self._tasks)
+                self._hints.follow(talk.peer, PeerId(hint.peer), hint.addresses, self._tasks)
         have = PieceMap.unpack(self._artifact.piece_count, reply.pieces)
         talk.held, talk.complete = have.held, have.complete
         return have

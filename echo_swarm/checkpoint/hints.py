@@ -1,6 +1,14 @@
-"""Dialling the peers that others name during a download: each once, a few at a time, and not without end."""
+"""Dialling the peers that others name during a download: a few at a time, not without end, not wherever anybody says.
 
+A name that one peer gave must not stand in the way of what others say: each teller has a share of its own, an address
+that did not answer is forgotten after a while, and what is remembered is peer and address together. Private and
+loopback addresses are dialled only at the word of one who was itself reached at such an address: else anybody could
+make this peer knock at doors inside its own network.
+"""
+
+from collections import Counter
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 
 import anyio
 from anyio.abc import TaskGroup
@@ -12,8 +20,14 @@ from echo_swarm.transport.base import Host
 DIAL_TIMEOUT_S = 3.0
 MAX_DIALS = 8
 """At a time."""
-MAX_HINTED = 256
-"""In one download."""
+MAX_PER_TELLER = 32
+"""Addresses dialled at the word of one peer, in one download."""
+MAX_HINTED = 512
+"""Addresses dialled in one download."""
+REST_S = 30.0
+"""An address that did not answer is not dialled again for so long."""
+
+_PUBLIC, _PRIVATE, _LOOPBACK = range(3)
 
 
 class Hints:
@@ -28,21 +42,51 @@ class Hints:
     def __init__(self, host: Host, reached: Callable[[PeerId], None]) -> None:
         self._host = host
         self._reached = reached
-        self._seen: set[PeerId] = {host.peer_id}
+        self._met: set[PeerId] = {host.peer_id}
+        self._not_before_s: dict[tuple[PeerId, str], float] = {}
+        self._by_teller: Counter[PeerId] = Counter()
         self._dials = anyio.Semaphore(MAX_DIALS)
 
-    def follow(self, peer: PeerId, addresses: Sequence[str], tasks: TaskGroup) -> None:
-        """Dial somebody who was named, unless that was done before."""
-        if peer not in self._seen and len(self._seen) < MAX_HINTED:
-            self._seen.add(peer)
-            tasks.start_soon(self._dial, peer, addresses)
+    def follow(self, teller: PeerId, peer: PeerId, addresses: Sequence[str], tasks: TaskGroup) -> None:
+        """Dial somebody whom `teller` named, where that was not tried just now."""
+        if peer in self._met:
+            return
+        nearness = _nearness(self._host.dialled(teller))
+        chosen: list[str] = []
+        for address in addresses:
+            known = (peer, address) in self._not_before_s
+            full = self._by_teller[teller] >= MAX_PER_TELLER or (not known and len(self._not_before_s) >= MAX_HINTED)
+            resting = anyio.current_time() < self._not_before_s.get((peer, address), 0.0)
+            if full or resting or _nearness(address) > nearness:
+                continue
+            self._by_teller[teller] += 1
+            self._not_before_s[peer, address] = float("inf")
+            chosen.append(address)
+        if chosen:
+            tasks.start_soon(self._dial, peer, chosen)
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         async with self._dials:
             for address in addresses:
                 try:
-                    if await self._host.connect(address, timeout_s=DIAL_TIMEOUT_S) == peer:
+                    if peer not in self._met and await self._host.connect(address, timeout_s=DIAL_TIMEOUT_S) == peer:
+                        self._met.add(peer)
                         self._reached(peer)
-                        return
                 except PeerUnreachable:
-                    continue
+                    pass
+                self._not_before_s[peer, address] = anyio.current_time() + REST_S
+
+
+def _nearness(address: str | None) -> int:
+    """Return how near an address must be: anywhere, in the same private network, or on this machine."""
+    parts = (address or "").split("/")
+    if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
+        return _PUBLIC
+    try:
+        ip = ip_address(parts[2].partition("%")[0])
+    except ValueError:
+        return _LOOPBACK
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    if ip.is_loopback or ip.is_unspecified:
+        return _LOOPBACK
+    return _PUBLIC if ip.is_global else _PRIVATE

@@ -45,6 +45,10 @@ class Host(Protocol):
         """
         ...
 
+    def dialled(self, peer: PeerId) -> str | None:
+        """Return the address at which `connect` last reached a peer; None when it came to us or was found otherwise."""
+        ...
+
     async def connect(self, address: str, *, timeout_s: float) -> PeerId:
         """Dial a multiaddress that ends in /p2p/<peer id>, so that `open_stream` to that peer works.
 

@@ -98,6 +98,10 @@ class HivemindHost:
         except TimeoutError as e:
             raise PeerUnreachable(f"{peer}: no stream within {timeout_s:g} s") from e
 
+    def dialled(self, peer: PeerId) -> str | None:
+        """Return the address at which `connect` last reached a peer."""
+        return self._remembered.get(peer)
+
     async def connect(self, address: str, *, timeout_s: float) -> PeerId:
         """Dial a multiaddress that ends in /p2p/<peer id>; see the seam."""
         where, _, name = address.rpartition("/p2p/")

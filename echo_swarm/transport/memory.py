@@ -173,6 +173,7 @@ class MemoryHost:
         self._network = network
         self._peer = peer
         self._addresses = addresses
+        self._dialled: dict[PeerId, str] = {}
 
     @property
     def peer_id(self) -> PeerId:
@@ -193,10 +194,16 @@ class MemoryHost:
         await anyio.lowlevel.checkpoint()
         return await self._network.open(self._peer, peer, protocol)
 
+    def dialled(self, peer: PeerId) -> str | None:
+        """Return the address at which `connect` last reached a peer."""
+        return self._dialled.get(peer)
+
     async def connect(self, address: str, *, timeout_s: float) -> PeerId:
         """Dial `/memory/<n>/p2p/<peer id>`. Raises PeerUnreachable at once."""
         await anyio.lowlevel.checkpoint()
-        return await self._network.connect(self._peer, address)
+        peer = await self._network.connect(self._peer, address)
+        self._dialled[peer] = address
+        return peer
 
     async def run_handler(self, handler: Handler, stream: MemoryStream, peer: PeerId) -> None:
         """Run a handler on one stream; close the stream and log what it raises."""
