@@ -35,6 +35,8 @@ Progress = Callable[[int, int], None]
 Fill = Callable[[Signed[CheckpointManifest], PartialArtifact, FetchReport], Awaitable[None]]
 """Writes pieces that can be had in another way than from peers; raises what ends the fetch."""
 
+_TELLING_BYTES = 1 << 20
+"""Fewer say nothing about how fast bytes come."""
 _MAX_ROUNDS = 3
 """Downloads of one call after which a disk that returns other bytes than were written is called broken."""
 
@@ -77,6 +79,8 @@ class Fetcher:
         """Peers that lied, avoided for a while."""
         self.bytes_by_source: dict[PeerId, int] = {}
         """Verified piece bytes since the start, all artifacts."""
+        self.bytes_per_s: float | None = None
+        """How fast the last artifact of some size came, all told."""
         self._host = host
         self._store = store
         self._coordinator = coordinator
@@ -139,6 +143,9 @@ class Fetcher:
             path = await self._download(signed, artifact, wishes, report)
         report.path = path
         report.seconds = anyio.current_time() - started_s
+        came = sum(report.bytes_by_source.values())
+        if came >= _TELLING_BYTES:
+            self.bytes_per_s = came / max(report.seconds, 1e-3)
         return report
 
     async def _download(

@@ -2,18 +2,22 @@
 
 missing pieces ─► route ─► fetch its deltas ─► verify the base ─► apply ─► what is still missing: from peers
                    └ none, or not cheaper ──────────────────────────────────────▲
-                     any fault but this disk's ─────────────────────────────────┘
+                     any fault but this disk's, or its time is over ────────────┘
+
+The deltas have half of the time that the whole file would take: peers that claim to have one and give nothing hold
+nobody up for long, however many they are. What came of a delta stays on disk for the next try.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import anyio.to_thread
 
 from echo_swarm.checkpoint.delta.route import ManifestOf, Route, Step, find_route
 from echo_swarm.checkpoint.fetch import Fetcher, Progress
-from echo_swarm.checkpoint.fetch_report import FetchReport
+from echo_swarm.checkpoint.fetch_report import FetchReport, SourcesExhausted
 from echo_swarm.checkpoint.partial import PartialArtifact
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.envelope import Signed
@@ -26,6 +30,10 @@ if TYPE_CHECKING:
 
 STARVE_S = 3.0
 """How long a delta is looked for once nobody who was asked has it. There is another way."""
+LEAST_S = 8.0
+"""The least time that the deltas have; longer than it takes to find that nobody has them."""
+USUAL_BYTES_PER_S = 2 << 20
+"""How fast files are taken to come before one came."""
 
 ProvidersOf = Callable[[bytes], Awaitable[Sequence[PeerId]]]
 """Returns the peers that have the artifact with a digest, or part of it."""
@@ -75,8 +83,7 @@ class ByDelta:
         if route is None:
             return
         try:
-            for step in route.steps:
-                await self._fetch(step, report)
+            await self._fetch_all(route, partial, report)
         except (PeerFault, Unavailable, LocalFault) as e:
             report.delta_fault = str(e)
             return
@@ -87,11 +94,30 @@ class ByDelta:
         except (PeerFault, LocalFault) as e:
             report.delta_fault = str(e)
 
-    async def _fetch(self, step: Step, report: FetchReport) -> None:
+    async def _fetch_all(self, route: Route, partial: PartialArtifact, report: FetchReport) -> None:
+        limit_s = time_for_deltas(
+            partial.missing_bytes, self._fetcher.bytes_per_s, self._fetcher.settings.max_bytes_per_s
+        )
+        with anyio.move_on_after(limit_s) as scope:
+            for step in route.steps:
+                await self._fetch(step, report, _Extension(scope, limit_s))
+        if scope.cancelled_caught:
+            raise Unavailable(f"the changes did not come within {limit_s:.0f} s")
+
+    async def _fetch(self, step: Step, report: FetchReport, extension: "_Extension") -> None:
         async def providers() -> Sequence[PeerId]:
             return await self._providers_of(step.delta.digest)
 
-        came = await self._fetcher.fetch(step.signed, step.delta, providers, progress=self._progress, starve_s=STARVE_S)
+        def told(done: int, total: int) -> None:
+            extension.told(done, total)
+            if self._progress is not None:
+                self._progress(done, total)
+
+        try:
+            came = await self._fetcher.fetch(step.signed, step.delta, providers, progress=told, starve_s=STARVE_S)
+        except SourcesExhausted as e:
+            report.add_delta(e.report)
+            raise
         report.add_delta(came)
 
     async def _apply(self, route: Route, partial: PartialArtifact) -> int:
@@ -113,3 +139,30 @@ class ByDelta:
                 raise LocalFault(f"the delta of version {step.signed.message.policy_version} is gone")
             deltas.append(DeltaFile(path, step.delta))
         return DeltaChain(base, deltas, partial)
+
+
+class _Extension:
+    """Gives a delta of which more than half came as much time again, once."""
+
+    def __init__(self, scope: anyio.CancelScope, limit_s: float) -> None:
+        self._scope = scope
+        self._left_s = limit_s
+
+    def told(self, done: int, total: int) -> None:
+        """Hear of a piece."""
+        if 2 * done > total:
+            self._scope.deadline += self._left_s
+            self._left_s = 0.0
+
+
+def time_for_deltas(whole_bytes: int, bytes_per_s: float | None, limit_bytes_per_s: float | None) -> float:
+    """Return how long deltas are waited for: half of what the missing bytes of the whole file would take.
+
+    Args:
+        whole_bytes: missing of the whole file.
+        bytes_per_s: how fast one came before; None when none did.
+        limit_bytes_per_s: what this peer allows itself; None for no limit.
+
+    """
+    rate = min(bytes_per_s or USUAL_BYTES_PER_S, limit_bytes_per_s or float("inf"))
+    return max(LEAST_S, whole_bytes / rate / 2)
