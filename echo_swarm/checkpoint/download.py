@@ -318,7 +318,8 @@ class Download:
             self._artifact.digest,
             known=talk.held if wait_s else 0,
             wait_s=wait_s,
-            addresses=self._host.addresses,
+            # Who follows a download asks often: said once is enough.
+            addresses=() if talk.held and not talk.complete else self._host.addresses,
             timeout_s=self._settings.answer_timeout_s,
         )
         for hint in reply.peers:

@@ -40,6 +40,8 @@ class InterestBook:
         own = tuple(address for address in addresses if address.endswith(f"/p2p/{peer}"))
         peers = self._artifacts.setdefault(digest, OrderedDict())
         self._artifacts.move_to_end(digest)
+        if not own and peer in peers:
+            own = peers[peer].addresses  # Said once is enough.
         peers[peer] = Interested(own, now_s)
         peers.move_to_end(peer)
         while len(peers) > MAX_PEERS:

@@ -139,7 +139,9 @@ class BlobServer:
         if request.wait_s > 0 and have.held <= request.known and not have.complete:
             await self._news.wait(peer, request.digest, request.known, request.wait_s)
             have = await self._pieces(peer, request)
-        others = self.interest.others(request.digest, peer, MAX_HINTS, anyio.current_time())
+        # Who follows a download asks often: names go with the first answer, and with those of whoever has everything.
+        limit = 0 if request.known and not have.complete else MAX_HINTS
+        others = self.interest.others(request.digest, peer, limit, anyio.current_time())
         hints = tuple(PeerHint(peer=other, addresses=addresses) for other, addresses in others.items())
         return HaveReply(pieces=have.pack(), peers=hints)
 
