@@ -5,6 +5,10 @@ import anyio
 from echo_swarm.checkpoint.blob import BlobClient
 from echo_swarm.errors import EchoError
 
+MAX_BUSY = 20
+"""Times in a row that a source may say that it is busy."""
+_MAX_BUSY_DOUBLINGS = 4
+
 
 class Conversation:
     """What is going on with one source."""
@@ -24,6 +28,14 @@ class Conversation:
         self.offers = False
         """Whether it chooses the pieces that we ask it for."""
         self.offered: list[int] = []
+        """What it chose, not asked for yet."""
+        self.choosing = False
+        """Whether it is being asked to choose."""
+
+    def rest(self, pause_s: float) -> None:
+        """Ask a busy source for nothing for a while: longer each time."""
+        self.busy_until_s = anyio.current_time() + pause_s * 2 ** min(self.busy, _MAX_BUSY_DOUBLINGS)
+        self.busy += 1
 
     def end(self, fault: EchoError) -> None:
         """Stop talking, for this reason."""

@@ -17,7 +17,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from echo_swarm.checkpoint.blob import BUSY, NOT_FOUND, BlobClient
-from echo_swarm.checkpoint.conversation import Conversation
+from echo_swarm.checkpoint.conversation import MAX_BUSY, Conversation
 from echo_swarm.checkpoint.fetch_plan import PiecePlan
 from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings, Grudges, SourcesExhausted
 from echo_swarm.checkpoint.hints import Hints
@@ -38,9 +38,6 @@ _LOOK_S = 0.1
 """How often it is looked who asked us."""
 _MAX_STRIKES = 3
 """Times that a source may say it has a piece and then not give it. More than one: a piece can move while we ask."""
-_MAX_BUSY = 20
-"""Times in a row that a source may say so."""
-_MAX_BUSY_DOUBLINGS = 4
 _PROVIDERS_TIMEOUT_S = 10.0
 
 
@@ -199,7 +196,7 @@ class Download:
             while True:
                 now_s = anyio.current_time()
                 pause_s = max(talk.busy_until_s - now_s, self._rate.backlog_s())
-                index = None if pause_s > 0 else await self._next(talk, now_s)
+                index = None if pause_s > 0 else await self._next(talk, now_s, tasks)
                 if index is not None:
                     # Before any other conversation takes its turn.
                     self._rate.charge(self._artifact.piece_length(index))
@@ -208,32 +205,42 @@ class Download:
                 with anyio.move_on_after(min(_IDLE_S, pause_s) if pause_s > 0 else _IDLE_S):
                     await self._changed.wait()
 
-    async def _next(self, talk: Conversation, now_s: float) -> int | None:
+    async def _next(self, talk: Conversation, now_s: float, tasks: TaskGroup) -> int | None:
         """Return the piece to ask of a source now."""
         if not talk.offers:
             return self._plan.take(talk.peer, now_s)
-        if not talk.offered:
-            wanted, count = self._plan.wanted(talk.peer)
-            if count:
-                await self._ask_offer(talk, wanted, count)
+        if not talk.choosing and 2 * len(talk.offered) <= self._plan.window(talk.peer):
+            # While some are left, so that no time passes between them and the next ones.
+            talk.choosing = True
+            tasks.start_soon(self._ask_offer, talk)
         while talk.offered:
-            index = talk.offered.pop()
-            if self._plan.claim(talk.peer, index, anyio.current_time()):
-                return index
+            index = talk.offered[-1]
+            if self._plan.claim(talk.peer, index, now_s):
+                return talk.offered.pop()
+            if self._plan.is_full(talk.peer):
+                return None
+            talk.offered.pop()
         return self._plan.take_late(talk.peer, now_s)
 
-    async def _ask_offer(self, talk: Conversation, wanted: PieceMap, count: int) -> None:
+    async def _ask_offer(self, talk: Conversation) -> None:
+        wanted, count = self._plan.wanted(talk.peer, ahead=self._plan.window(talk.peer) - len(talk.offered))
+        for index in talk.offered:
+            wanted.discard(index)
         try:
-            offered = await talk.client.offer(
-                self._artifact.digest, wanted.pack(), count, timeout_s=self._settings.answer_timeout_s
-            )
+            if count and wanted.held:
+                timeout_s = self._settings.answer_timeout_s
+                offered = await talk.client.offer(self._artifact.digest, wanted.pack(), count, timeout_s=timeout_s)
+                chosen = [index for index in offered if index in wanted][:count]
+                talk.offers = bool(chosen)
+                talk.offered = chosen + talk.offered
+                self._wake()
         except RemoteError:
             talk.offers = False  # It leaves the choice to us.
+            self._wake()
         except (PeerUnreachable, PeerFault) as e:
             talk.end(e)
-        else:
-            talk.offered = [index for index in offered if index in wanted][:count]
-            talk.offers = bool(talk.offered)
+        finally:
+            talk.choosing = False
 
     async def _refresh(self, talk: Conversation) -> None:
         """Follow what a source has, and whom it knows of."""
@@ -297,11 +304,8 @@ class Download:
 
     async def _refused(self, talk: Conversation, index: int, error: RemoteError) -> None:
         """Decide what an error frame means: wait, look again at what the source has, or stop."""
-        if error.code == BUSY and talk.busy < _MAX_BUSY:
-            pause_s = self._settings.retry_s * 2 ** min(talk.busy, _MAX_BUSY_DOUBLINGS)
-            talk.busy += 1
-            talk.busy_until_s = anyio.current_time() + pause_s
-            return
+        if error.code == BUSY and talk.busy < MAX_BUSY:
+            return talk.rest(self._settings.retry_s)
         if error.code != NOT_FOUND:
             return talk.end(error)
         try:

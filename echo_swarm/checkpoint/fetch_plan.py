@@ -102,7 +102,7 @@ class PiecePlan:
     def take(self, peer: PeerId, now_s: float) -> int | None:
         """Return the piece to ask of a source now, and count it as asked; None when there is nothing for it to do."""
         source = self._sources[peer]
-        if len(source.asked) >= source.window or self._in_flight >= self._max_in_flight:
+        if self.is_full(peer):
             return None
         index = self._from_todo(peer, source)
         if index is None:
@@ -111,14 +111,20 @@ class PiecePlan:
             self._ask(source, index, now_s)
         return index
 
-    def wanted(self, peer: PeerId) -> tuple[PieceMap, int]:
+    def window(self, peer: PeerId) -> int:
+        """Return how many requests a source may have in flight now."""
+        source = self._sources.get(peer)
+        return 0 if source is None else source.window
+
+    def wanted(self, peer: PeerId, ahead: int = 0) -> tuple[PieceMap, int]:
         """Return the pieces that the coordinator may choose from, and how many may be asked of it now.
 
-        By the same rule as `take`: what nobody else has, or one piece of what others have too.
+        By the same rule as `take`: what nobody else has, or one piece of what others have too. Of the former, `ahead`
+        more than there is room for, to be asked when there is.
         """
         source = self._sources[peer]
         pieces = PieceMap(self._have.count)
-        room = min(source.window - len(source.asked), self._max_in_flight - self._in_flight)
+        room = min(source.window - len(source.asked), self._max_in_flight - self._in_flight) + ahead
         if room <= 0:
             return pieces, 0
         todo = [index for index in self._todo if index in source.have]
@@ -129,11 +135,15 @@ class PiecePlan:
             pieces.add(index)
         return pieces, min(room, pieces.held) if rare else min(1, pieces.held)
 
+    def is_full(self, peer: PeerId) -> bool:
+        """Whether nothing more may be asked of a source now."""
+        source = self._sources[peer]
+        return len(source.asked) >= source.window or self._in_flight >= self._max_in_flight
+
     def claim(self, peer: PeerId, index: int, now_s: float) -> bool:
         """Count a piece as asked of a source, if it is still missing and asked of nobody."""
         source = self._sources.get(peer)
-        full = source is None or len(source.asked) >= source.window or self._in_flight >= self._max_in_flight
-        if source is None or full or index not in source.have or index not in self._todo:
+        if source is None or self.is_full(peer) or index not in source.have or index not in self._free:
             return False
         self._todo.remove(index)
         self._free.discard(index)
@@ -143,7 +153,7 @@ class PiecePlan:
     def take_late(self, peer: PeerId, now_s: float) -> int | None:
         """Return a piece that others have been asked for too long ago, as `take` does at the end."""
         source = self._sources[peer]
-        if len(source.asked) >= source.window or self._in_flight >= self._max_in_flight:
+        if self.is_full(peer):
             return None
         index = self._from_others(source, now_s)
         if index is not None:
