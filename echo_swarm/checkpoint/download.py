@@ -32,7 +32,7 @@ from echo_swarm.transport.base import Host
 
 _IDLE_S = 0.25
 """A source that has nothing for us is looked at again after this time, or when a piece arrives."""
-_BEGINNINGS = 4
+_BEGINNINGS = 5
 """Times that a source may have nothing yet when it is asked first."""
 _LOOK_S = 0.1
 """How often it is looked who asked us."""
@@ -223,24 +223,22 @@ class Download:
         return self._plan.take_late(talk.peer, now_s)
 
     async def _ask_offer(self, talk: Conversation) -> None:
-        wanted, count = self._plan.wanted(talk.peer, ahead=self._plan.window(talk.peer) - len(talk.offered))
-        for index in talk.offered:
-            wanted.discard(index)
+        wanted, count = self._plan.wanted(talk.peer, talk.offered)
         try:
-            if count and wanted.held:
+            if count:
                 timeout_s = self._settings.answer_timeout_s
                 offered = await talk.client.offer(self._artifact.digest, wanted.pack(), count, timeout_s=timeout_s)
                 chosen = [index for index in offered if index in wanted][:count]
                 talk.offers = bool(chosen)
                 talk.offered = chosen + talk.offered
-                self._wake()
         except RemoteError:
             talk.offers = False  # It leaves the choice to us.
-            self._wake()
         except (PeerUnreachable, PeerFault) as e:
             talk.end(e)
         finally:
             talk.choosing = False
+        if count:
+            self._wake()
 
     async def _refresh(self, talk: Conversation) -> None:
         """Follow what a source has, and whom it knows of."""
@@ -335,14 +333,14 @@ class Download:
 
     async def _first_have(self, talk: Conversation) -> PieceMap:
         """Ask for the first time. Who is told of a version at the same time as we are may begin a moment later."""
-        for _ in range(_BEGINNINGS):
+        for left in reversed(range(_BEGINNINGS)):
             try:
                 return await self._ask_have(talk)
             except RemoteError as e:
-                if e.code != NOT_FOUND:
+                if e.code != NOT_FOUND or not left:
                     raise
                 await anyio.sleep(self._settings.greet_first_s)
-        return await self._ask_have(talk)
+        raise AssertionError("unreachable")
 
     def _reached(self, peer: PeerId) -> None:
         self._book.know(peer)

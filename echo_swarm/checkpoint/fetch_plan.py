@@ -7,6 +7,7 @@ when every missing piece is on its way, a piece that takes long is asked of a se
 a slow or silent one holds nobody up.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -116,20 +117,26 @@ class PiecePlan:
         source = self._sources.get(peer)
         return 0 if source is None else source.window
 
-    def wanted(self, peer: PeerId, ahead: int = 0) -> tuple[PieceMap, int]:
-        """Return the pieces that the coordinator may choose from, and how many may be asked of it now.
+    def wanted(self, peer: PeerId, chosen: Sequence[int] = ()) -> tuple[PieceMap, int]:
+        """Return the pieces that the coordinator may choose from, and how many.
 
-        By the same rule as `take`: what nobody else has, or one piece of what others have too. Of the former, `ahead`
-        more than there is room for, to be asked when there is.
+        By the same rule as `take`: what nobody else has, or one piece of what others have too. Of the former, so many
+        that there are a window's more than can be asked for now: no time passes between those and the next.
+
+        Args:
+            peer: the coordinator.
+            chosen: what it chose before and was not asked for yet.
+
         """
         source = self._sources[peer]
         pieces = PieceMap(self._have.count)
-        room = min(source.window - len(source.asked), self._max_in_flight - self._in_flight) + ahead
+        room = min(source.window - len(source.asked), self._max_in_flight - self._in_flight)
+        room += source.window - len(chosen)
         if room <= 0:
             return pieces, 0
-        todo = [index for index in self._todo if index in source.have]
+        todo = [index for index in self._todo if index in source.have and index not in chosen]
         rare = [index for index in todo if self._holders[index] == 0]
-        if not rare and source.asked:
+        if not rare and (source.asked or chosen):
             return pieces, 0
         for index in rare or todo:
             pieces.add(index)

@@ -114,11 +114,12 @@ def test_what_the_coordinator_may_choose_from_is_what_nobody_else_has():
     plan.update("A", peers)
     plan.update("C", PieceMap.full(20))
     wanted, count = plan.wanted("C")
-    assert set(wanted) == set(range(10, 20)) and count == 1
+    # One to ask for now, and one for when that is there.
+    assert set(wanted) == set(range(10, 20)) and count == 2
     assert plan.claim("C", 12, 0.0) and not plan.claim("C", 12, 0.0) and not plan.claim("A", 12, 0.0)
-    assert plan.wanted("C")[1] == 0
+    assert plan.is_full("C") and plan.wanted("C")[1] == 1 and plan.wanted("C", [13])[1] == 0
     land(plan, have, "C", 12)
-    assert plan.wanted("C")[1] == 2 and 12 not in plan.wanted("C")[0]
+    assert plan.wanted("C")[1] == 4 and 12 not in plan.wanted("C")[0] and 13 not in plan.wanted("C", [13])[0]
     for index in set(range(10, 20)) - {12}:
         have.add(index)
         plan._todo.remove(index)
@@ -219,6 +220,23 @@ def test_what_a_lost_source_was_asked_for_is_asked_of_others():
     plan.settle("A", lost, 0.0)
     plan.settle("B", 1 - lost, 0.0)
     assert plan.take("B", 0.0) in (0, 1)
+
+
+def test_the_stock_of_a_source_is_what_is_missing_and_asked_of_nobody():
+    have, few = PieceMap(20), PieceMap(20)
+    for index in (3, 11, 12):
+        few.add(index)
+    plan = plan_of(have)
+    assert plan.stock("A") == 0
+    plan.update("A", few)
+    assert plan.stock("A") == 3
+    first = plan.take("A", 0.0)
+    assert plan.stock("A") == 2
+    land(plan, have, "A", first)
+    second = plan.take("A", 0.0)
+    assert plan.stock("A") == 1
+    plan.settle("A", second, 1.0)
+    assert plan.stock("A") == 2
 
 
 def test_there_is_work_while_any_source_has_a_missing_piece():
