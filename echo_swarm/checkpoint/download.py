@@ -228,9 +228,8 @@ class Download:
             if count:
                 timeout_s = self._settings.answer_timeout_s
                 offered = await talk.client.offer(self._artifact.digest, wanted.pack(), count, timeout_s=timeout_s)
-                chosen = [index for index in offered if index in wanted][:count]
+                talk.offered[:0] = chosen = [index for index in offered if index in wanted][:count]
                 talk.offers = bool(chosen)
-                talk.offered = chosen + talk.offered
         except RemoteError:
             talk.offers = False  # It leaves the choice to us.
         except (PeerUnreachable, PeerFault) as e:
