@@ -176,10 +176,12 @@ def _fact_rows(status: RunStatus) -> Iterable[tuple[str, str]]:
     waits = ", ".join(f"{spaced(cause)} {duration(s)}" for cause, s in status.waiting_s.items() if s >= 0.5)
     yield "trainer busy", f"{status.trainer_busy_share:.0%}" + (f" (waited: {waits})" if waits else "")
     buffer = status.buffer
+    # A group is begun when it waits for a node, too.
+    begun = "being sampled" if any(node.live for node in status.nodes) else "waiting for a node"
     used = buffer.in_flight + buffer.ready + buffer.training
     yield (
         "buffer",
-        f"{used}/{buffer.capacity} groups: {buffer.in_flight} being sampled, {buffer.ready} ready, "
+        f"{used}/{buffer.capacity} groups: {buffer.in_flight} {begun}, {buffer.ready} ready, "
         f"{buffer.training} in training, {size(buffer.bytes)}",
     )
     yield (

@@ -67,7 +67,7 @@ class BufferStatus(_Part):
     """How full the replay buffer is, in groups."""
 
     in_flight: int = 0
-    """Being sampled or scored."""
+    """Begun: waiting for a node, being sampled, or being scored."""
     ready: int = 0
     capacity: int = 0
     """(max_staleness + 1) × groups per update: in flight, ready and being trained together never exceed it."""

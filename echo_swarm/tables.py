@@ -1,4 +1,7 @@
-"""Tables that fit the terminal they are shown on: columns that can be spared are left out, words are never cut."""
+"""Tables that fit the terminal they are shown on; words are never cut.
+
+Titles of figures are wrapped first; then columns that can be spared become part of the row's last sentence.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +24,17 @@ class Column:
     number: bool = False
     sentence: bool = False
     spare: int = 0
-    """Above 0: may be left out, the highest first."""
+    """Above 0: may move into the last sentence of the row, the highest first; out, where there is none."""
 
-    def width(self, cells: Sequence[Text]) -> int:
+    def heading(self, wrapped: bool) -> str:
+        """Return the title, one word a line when `wrapped`."""
+        return self.title.replace(" ", "\n") if wrapped and not self.sentence else self.title
+
+    def width(self, cells: Sequence[Text], *, wrapped: bool = False) -> int:
         """Return the cells that it needs to be read."""
         most = max((cell.cell_len for cell in cells), default=0)
-        return max(len(self.title), min(most, _READABLE) if self.sentence else most)
+        title = max(map(len, self.heading(wrapped).split("\n")))
+        return max(title, min(most, _READABLE) if self.sentence else most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,28 +46,42 @@ class FittedTable:
     """Cells, one a column, and the row's style."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render as many columns as fit."""
+        """Render all of it, as wide as there is room."""
+        wrapped = not self._fits(range(len(self.columns)), options.max_width, wrapped=False)
         shown = self.fitting(options.max_width)
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
         for place in shown:
             column = self.columns[place]
             table.add_column(
-                column.title,
+                column.heading(wrapped),
                 justify="right" if column.number else "left",
                 no_wrap=not column.sentence,
-                min_width=len(column.title),
+                min_width=max(map(len, column.heading(wrapped).split("\n"))),
                 overflow="fold",
             )
         for cells, style in self.rows:
-            table.add_row(*(cells[place] for place in shown), style=style)
+            table.add_row(*self._row(cells, shown), style=style)
         yield table
+
+    def _row(self, cells: Sequence[Text], shown: Sequence[int]) -> list[Text]:
+        row = [cells[place] for place in shown]
+        moved = [
+            place for place in range(len(self.columns)) if place not in shown and cells[place].plain not in ("", "-")
+        ]
+        if row and self.columns[shown[-1]].sentence and moved:
+            words = ", ".join(f"{self.columns[place].title} {cells[place].plain}" for place in moved)
+            row[-1] = Text.assemble(row[-1], "; ", words)
+        return row
 
     def fitting(self, width: int) -> list[int]:
         """Return the places of the columns that fit into `width` cells, in order."""
-        needs = [column.width([cells[i] for cells, _ in self.rows]) for i, column in enumerate(self.columns)]
         shown = list(range(len(self.columns)))
         for place in sorted(shown, key=lambda i: -self.columns[i].spare):
-            if sum(needs[i] + _GAP for i in shown) - _GAP <= width or not self.columns[place].spare:
+            if self._fits(shown, width, wrapped=True) or not self.columns[place].spare:
                 break
             shown.remove(place)
         return shown
+
+    def _fits(self, places: Sequence[int], width: int, *, wrapped: bool) -> bool:
+        needs = [self.columns[i].width([cells[i] for cells, _ in self.rows], wrapped=wrapped) for i in places]
+        return sum(need + _GAP for need in needs) - _GAP <= width

@@ -92,12 +92,31 @@ def test_no_header_and_no_word_is_cut_whatever_the_width(width: int):
     text = shown(nodes=peers, width=width)
     assert all(len(line) <= width for line in text.splitlines())
     header = next(line.split() for line in text.splitlines() if "tok/s" in line and "doing" in line)
+    for words in ("role", "inference", "backend", "torch", "version", "1000"):
+        assert words in text, "moved, and not lost"
     titles = ["node", "role", "backend", "version", "seen", "tok/s", "accepted", "rejected", "doing"]
     assert header == [title for title in titles if title in header] and len(header) >= 6
     assert header == titles or width < 140
     for words in ("123456", "3 h 10 min ago", "(gone)", "stale 31", "out_of_vocabulary"):
         assert words in text
     assert text.count("…") == 2, "only what begins a shortened peer id"
+
+
+def test_the_last_column_of_the_classes_is_whole_on_an_ordinary_terminal():
+    measured = {"backend": "llama_cpp", "precision": "q8_0", "peers": 3, "measured": 2, "probes": 9, "version": 11}
+    gaps = {"gap_mean": 0.0123, "gap_max": 0.2, "gap_bias": -0.004, "trained_gap": 0.011}
+    trend = [[version, 0.01] for version in range(8)]
+    text = shown(classes=[{**measured, **gaps, "trend": trend}], width=80)
+    row = next(line for line in text.splitlines() if "llama_cpp q8_0" in line)
+    assert row.split()[-1] == "1.1e-02" and "2.0e-01" in row
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_what_waits_for_a_node_is_not_said_to_be_sampled():
+    buffer = {"in_flight": 40, "capacity": 48}
+    assert "40/48 groups: 40 waiting for a node" in shown(buffer=buffer)
+    assert "40 waiting for a node" in shown(buffer=buffer, nodes=[node(live=False)])
+    assert "40 being sampled" in shown(buffer=buffer, nodes=[node()])
 
 
 def test_rejections_stand_with_their_total_and_reasons_the_largest_first():
