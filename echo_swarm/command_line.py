@@ -10,10 +10,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from echo_swarm import errors
+from echo_swarm import __version__, errors
 from echo_swarm.errors import EchoError, UsageError
 
 INTERRUPTED = 130
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+"""For a typer app's `context_settings`; its commands inherit it."""
+
+
+def print_version(wanted: bool) -> None:
+    """Print this release and end, when `wanted`."""
+    if wanted:
+        print(f"echo-swarm {__version__}")
+        raise SystemExit(0)
 
 
 def run_command_line(app: Callable[..., Any], program: str) -> None:

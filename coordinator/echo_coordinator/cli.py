@@ -6,18 +6,28 @@ from typing import Annotated
 
 import typer
 
-from echo_swarm.command_line import run_command_line
+from echo_swarm.command_line import HELP_NAMES, print_version, run_command_line
 
 app = typer.Typer(
     name="echo-coordinator",
     help="Train a language model with a swarm of volunteers' machines.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings=HELP_NAMES,
     pretty_exceptions_enable=False,
 )
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs, errors too.")]
+
+
+@app.callback()
+def _every_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from echo_swarm.command_line import run_command_line
+from echo_swarm.command_line import HELP_NAMES, print_version, run_command_line
 
 app = typer.Typer(
     name="echo-node",
@@ -14,11 +14,21 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    context_settings=HELP_NAMES,
 )
 
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", help="Where this node keeps its key and its work.", show_default=False)
 ]
+
+
+@app.callback()
+def _every_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -30,7 +40,11 @@ def join(
     ] = "auto",
     backend_python: Annotated[
         Path | None,
-        typer.Option("--backend-python", help="Python of another environment, with the backend.", show_default=False),
+        typer.Option(
+            "--backend-python",
+            help="Python of another environment; runs the backend, whichever it is.",
+            show_default=False,
+        ),
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, max=4096, help="Completions at once.", show_default=False)] = None,
     listen: Annotated[
@@ -140,9 +154,15 @@ def identity(
     import json
 
     from echo_node.config import identity_key
+    from echo_swarm.errors import UsageError
     from echo_swarm.identity import load
 
     path = identity_key(_state_dir(state_dir))
+    if not path.exists():
+        raise UsageError(
+            f"there is no key yet at {path}; the first join makes one (echo-node join INVITE), or name the folder of "
+            "another node with --state-dir"
+        )
     peer_id = load(path).peer_id
     typer.echo(json.dumps({"peer_id": peer_id, "key_path": str(path)}) if as_json else f"{peer_id}\nkey: {path}")
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from echo_node.config import StatePaths
 from echo_node.show import show_local
 from echo_node.status import LocalStatus, summary_lines, write_status
+from echo_swarm import __version__
 from echo_swarm.extras import install_command
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
@@ -61,6 +62,15 @@ def test_help_loads_none_of_the_heavy_libraries():
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "join" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["echo_node.cli", "echo_coordinator.cli"])
+def test_version_and_short_help(module: str):
+    program = f"from {module} import main; main()"
+    done = run("--version", program=program)
+    assert (done.returncode, done.stdout) == (0, f"echo-swarm {__version__}\n")
+    assert "status" in run("-h", program=program).stdout
+    assert "--json" in run("status", "-h", program=program).stdout
 
 
 def test_a_mangled_invite_is_one_line_and_exit_code_2(tmp_path: Path):
@@ -166,7 +176,7 @@ def test_status_where_no_node_ever_ran_says_so(tmp_path: Path):
 
 def test_identity_shows_peer_id_and_key_path(tmp_path: Path):
     missing = run("identity", state=tmp_path)
-    assert missing.returncode == 2 and "cannot read the key" in missing.stderr
+    assert missing.returncode == 2 and "the first join makes one" in missing.stderr
     identity = Identity.generate()
     key = tmp_path / "echo-swarm" / "identity.key"
     key.parent.mkdir()
