@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from echo_swarm.status import ClassStatus, EvaluationStatus, NodeStatus, RunStatus
+from echo_swarm.status import AuditStatus, ClassStatus, EvaluationStatus, NodeStatus, RunStatus
 from echo_swarm.tables import Column, FittedTable
 from echo_swarm.wire import clean
 
@@ -143,6 +143,8 @@ def _seeder_cells(node: NodeStatus) -> list[Text]:
 def _doing(node: NodeStatus) -> str:
     if not node.live:
         return "(gone)"
+    if node.standing == "suspended":
+        return f"suspended for {duration(node.suspended_s)}: {node.standing_detail.partition(':')[0]}"
     return f"set aside: {spaced(node.probe)}" if node.set_aside else node.state
 
 
@@ -189,6 +191,8 @@ def _fact_rows(status: RunStatus) -> Iterable[tuple[str, str]]:
         f"{status.accepted} accepted, {_rejected(status.rejected)}, {status.trajectories_per_s:.1f}/s, "
         f"{status.tokens_per_s:.0f} tokens/s",
     )
+    if any((status.audits.clean, status.audits.failed, status.audits.not_made)):
+        yield "audits", _audits(status.audits)
     if status.dropped_groups:
         yield "dropped groups", counts(status.dropped_groups)
     if status.staleness:
@@ -219,6 +223,14 @@ def _evaluations(evaluations: Sequence[EvaluationStatus]) -> str:
     if len(words) > _EVALUATIONS + 1:
         words = [words[0], "…", *words[-_EVALUATIONS:]]
     return "  ".join(words)
+
+
+def _audits(audits: AuditStatus) -> str:
+    words = f"{audits.clean} clean, {audits.failed} failed"
+    words += f" ({audits.taken_back} completions taken back)" if audits.taken_back else ""
+    others = ((audits.not_made, "could not be made"), (audits.missed, "missed"))
+    words += "".join(f", {count} {what}" for count, what in others if count)
+    return f"{words}; {audits.trainer_share:.1%} of the trainer's time"
 
 
 def _rejected(by_reason: dict[str, int]) -> str:

@@ -37,6 +37,14 @@ class NodeStatus(_Part):
     """Mean |log p of its backend - log p of the trainer| over the tokens of its last probe, nats."""
     set_aside: bool = False
     """It gets no work until a probe fits."""
+    standing: str = ""
+    """After its audits: `new`, `proven`, `probation` (one completion at a time) or `suspended` (no work)."""
+    standing_detail: str = ""
+    """What its last failed audit showed, a word of AuditVerdict first; empty if none failed."""
+    suspended_s: float = 0.0
+    """Until it may have work again."""
+    audits_clean: int = 0
+    """In a row."""
     state: str = ""
     """In its own words: what it does or waits for."""
     in_flight: int = 0
@@ -98,6 +106,23 @@ class EvaluationStatus(_Part):
     prompts: int
 
 
+class AuditStatus(_Part):
+    """What the trainer recomputed of what peers claimed. An audit is of one peer's completions of one prompt."""
+
+    clean: int = 0
+    failed: int = 0
+    not_made: int = 0
+    """By the training side's own fault."""
+    missed: int = 0
+    """Drawn, and trained on before there was time."""
+    taken_back: int = 0
+    """Completions of peers that failed."""
+    trainer_share: float = 0.0
+    """Of all time since the coordinator started, in which audits kept a batch waiting."""
+    free_s: float = 0.0
+    """Seconds of audits while the trainer had nothing else to do."""
+
+
 class ClassStatus(_Part):
     """What probes measured of the peers with one backend and precision. Gaps are nats a token, to the trainer."""
 
@@ -146,6 +171,7 @@ class RunStatus(_Part):
     nodes: list[NodeStatus] = Field(default_factory=list[NodeStatus])
     classes: list[ClassStatus] = Field(default_factory=list[ClassStatus])
     """Backends and precisions, and how far each is from the trainer."""
+    audits: AuditStatus = AuditStatus()
     accepted: int = 0
     rejected: dict[str, int] = Field(default_factory=dict[str, int])
     dropped_groups: dict[str, int] = Field(default_factory=dict[str, int])

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from echo_coordinator.run_folder import RunFolder
+from echo_coordinator.state.audit_settings import AuditSettings
 from echo_coordinator.state.probe_settings import ProbeSettings
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_coordinator.trainer.settings import (
@@ -125,6 +126,7 @@ class RunSettings(_Section):
     scoring: ScoringSection = ScoringSection()
     evaluation: EvaluationSection = EvaluationSection()
     probes: ProbeSettings = ProbeSettings()
+    audits: AuditSettings = AuditSettings()
     publish: PublishSection = PublishSection()
     network: NetworkSection = NetworkSection()
 

@@ -20,12 +20,14 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
 
 from echo_coordinator.config import RunSettings
 from echo_coordinator.control import control_server
+from echo_coordinator.loops.auditing import Auditing
 from echo_coordinator.loops.evaluating import EvaluationLoop
 from echo_coordinator.loops.feeding import Scorers, feed_prompts, score_completions, tick
 from echo_coordinator.loops.probing import Probing
@@ -144,7 +146,7 @@ async def run_coordinator(
     store = VersionStore(folder.store, settings.run.id)
     store.save_run(run_manifest)
     async with (
-        open_run(folder.database, settings.work, facts, clock, settings.probes) as state,
+        open_run(folder.database, settings.work, facts, clock, settings.probes, settings.audits) as state,
         children.open_scorers() as pool,
         _blob_server(host, store, settings) as blobs,
     ):
@@ -261,6 +263,7 @@ def _assemble(
         state=state,
         publishing=publishing,
         probing=Probing(state, pool),
+        auditing=Auditing(state, weights=partial(_audited_weights, settings, publishing)),
         config=_trainer_config(folder, settings),
         open_trainer=children.open_trainer,
         updates=settings.run.updates,
@@ -301,6 +304,13 @@ async def _train(coordinator: Coordinator) -> None:
             while any(node.live for node in state.core.roster.nodes()):
                 await state.wait_changed(1.0)
     coordinator.ended.set()
+
+
+def _audited_weights(settings: RunSettings, publishing: Publishing, version: int, current: bool) -> Path | None:
+    # Published in float32, they are bit by bit what the trainer has when it stands there.
+    if current and (settings.lora is not None or settings.publish.precision == "float32"):
+        return Path()
+    return publishing.weights_path(version)
 
 
 def _pool_settings(folder: RunFolder, settings: RunSettings) -> PoolSettings:

@@ -9,7 +9,8 @@ _WORDS = {
     WaitReason.STARTING: "the run to start (its first version is being prepared)",
     WaitReason.STOPPING: "the coordinator to come back (it is shutting down)",
     WaitReason.QUOTA: "earlier work to be judged (quota; it grows with accepted work)",
-    WaitReason.SET_ASIDE: "a probe to fit (what this backend computes is far from the trainer, or of another version)",
+    WaitReason.SET_ASIDE: "a probe to fit or a suspension to end (what it computes is far from the trainer, or of "
+    "another version; `status INVITE` says more)",
     WaitReason.FINISHED: "the end (the run is finished)",
 }
 

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from echo_coordinator.coordinator import Coordinator
+from echo_coordinator.state.audit_settings import AuditSettings
 from echo_coordinator.state.counters import WORK
 from echo_coordinator.state.probe_settings import ProbeSettings
 from echo_coordinator.trainer.probe_job import ProbeJob, ProbeValues
@@ -80,7 +81,8 @@ def probed_run(folder: Path, **probes: object) -> WholeRun:
     # much longer than an update.
     run = make_run(folder, beat_s=0.4)
     chosen = ProbeSettings.model_validate({"every": 1, **probes})
-    run.settings = run.settings.model_copy(update={"probes": chosen})
+    # No audits: this trainer has no values for versions before its own.
+    run.settings = run.settings.model_copy(update={"probes": chosen, "audits": AuditSettings(share=0)})
     run.trainer.probe = trainer_values
     run.trainer.step_s = 0.4
     return run

@@ -63,6 +63,10 @@ class Publishing:
             missed = self._contents.lacking(head.message)
         return [f"version {head.message.policy_version} is published without {what}" for what in missed]
 
+    def weights_path(self, version: int) -> Path | None:
+        """Return the published weights that nodes load at a version (an adapter in a LoRA run), if they are kept."""
+        return self._publisher.weights_path(version)
+
     async def publish(self, version: int, weights: Path) -> Published:
         """Make a version fetchable. Made again with the same weights after a crash, it changes nothing."""
         needed = await self._contents.needed(version, weights)

@@ -82,6 +82,7 @@ class Reporter:
             buffer=state.buffer_status(),
             nodes=nodes,
             classes=self._classes(),
+            audits=state.audits.report(),
             accepted=state.accepted(),
             rejected=state.rejected(),
             dropped_groups=core.counters.of(DROPPED_GROUPS),

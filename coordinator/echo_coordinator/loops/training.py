@@ -25,6 +25,7 @@ import anyio
 import anyio.to_thread
 
 from echo_coordinator.loops.activity import TrainerActivity
+from echo_coordinator.loops.auditing import Auditing
 from echo_coordinator.loops.probing import ProbedTrainer, Probing
 from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.run_folder import RunFolder, append_line
@@ -94,6 +95,7 @@ class TrainingLoop:
         state: RunState,
         publishing: Publishing,
         probing: Probing,
+        auditing: Auditing,
         config: TrainerConfig,
         open_trainer: OpenTrainer,
         updates: int | None,
@@ -106,6 +108,7 @@ class TrainingLoop:
         self._state = state
         self._publishing = publishing
         self._probing = probing
+        self._auditing = auditing
         self._config = config
         self._open_trainer = open_trainer
         self._planned = updates
@@ -173,6 +176,8 @@ class TrainingLoop:
             await self._probing.refer(trainer, trainer.ready.policy_version)
             update = trainer.ready.update
             while not (self._stop or self.done):
+                if await self._auditing.one(trainer):
+                    continue
                 taken = await self._state.updates.take_batch()
                 if isinstance(taken, WaitState):
                     self.activity.wait(taken, self._now())

@@ -89,6 +89,11 @@ class Publisher:
         """The newest published version."""
         return self._store.head()
 
+    def weights_path(self, version: int) -> Path | None:
+        """Return the adapter, or else the model, that was published as a version; None when it is not kept."""
+        store = self._store
+        return store.artifact_path(version, ArtifactKind.LORA) or store.artifact_path(version, ArtifactKind.SAFETENSORS)
+
     def exists(self, version: int) -> bool:
         """Return whether a version was published under the run's key."""
         existing = self._store.manifest(version)

@@ -4,6 +4,7 @@ Memory decides, the committer writes. `admission`, `rewards`, `updates`, `evalua
 to it; `run_state` puts them together.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
@@ -80,6 +81,8 @@ class RunCore:
         self.paused = False
         self.stopping = False
         self.finished = False
+        self.condemned: set[tuple[int, int]] = set()
+        """(group, member) taken back while being stored or scored: dropped as soon as that is over."""
         self.last_cause = ""
         """Why the newest slot was taken back."""
         self._restore(connection)
@@ -211,6 +214,27 @@ class RunCore:
         if group.state is GroupState.DROPPED:
             self.close([group])
 
+    def condemn(self, group: Group, members: Iterable[int]) -> None:
+        """Take back completions that were accepted; the group, if it was ready, is under way again."""
+        dropped: list[Dropped] = []
+        for member in members:
+            if group.slots[member].state is SlotState.SCORED:
+                dropped.append(self.take_back(group, member))
+            else:
+                self.condemned.add((group.group_id, member))
+        self.on_dropped(dropped)
+
+    def take_back(self, group: Group, member: int) -> Dropped:
+        """Open the slot of one completion again whose peer failed an audit; `on_dropped` follows."""
+        slot = group.slots[member]
+        dropped = Dropped(
+            peer=PeerId(slot.work.peer if slot.work else ""), group=group, member=member, cause="failed audit"
+        )
+        self.condemned.discard((group.group_id, member))
+        group.reopen(member, self.settings.max_attempts)
+        self.groups.mark(group)
+        return dropped
+
     def close(self, dropped: list[Group]) -> None:
         """Count groups that were dropped and let go of them; their capacity is free again."""
         for group in dropped:
@@ -224,6 +248,7 @@ class RunCore:
     def let_go(self, group_id: int) -> None:
         """Forget a group and its leases; the database keeps them."""
         self.groups.forget(group_id)
+        self.condemned = {key for key in self.condemned if key[0] != group_id} if self.condemned else self.condemned
         self.leases.forget_group(group_id)
 
     def _restore(self, connection: Connection) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from echo_swarm.errors import LocalFault, StorageFull
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x4563686F
 """'Echo', in the file's header: tells our files from other people's."""
 
@@ -122,6 +122,36 @@ _MIGRATIONS: tuple[str, ...] = (
         confirmed INTEGER NOT NULL,
         logprobs BLOB NOT NULL        -- as signed by the peer, for whoever wants to look again
     );
+    """,
+    """
+    CREATE TABLE audits (
+        group_id INTEGER NOT NULL,
+        peer TEXT NOT NULL,
+        at REAL NOT NULL,
+        version INTEGER NOT NULL,     -- highest that it names
+        backend TEXT NOT NULL,
+        precision TEXT NOT NULL,
+        verdict TEXT NOT NULL,
+        detail TEXT NOT NULL,
+        seconds REAL NOT NULL,        -- of the trainer
+        tokens INTEGER NOT NULL,
+        gap REAL NOT NULL,            -- nats a token, as is the next
+        bias REAL NOT NULL,
+        surprise REAL NOT NULL,       -- summed, nats
+        variance REAL NOT NULL,       -- of the sum
+        PRIMARY KEY (group_id, peer)
+    ) WITHOUT ROWID;
+    CREATE TABLE standings (
+        peer TEXT PRIMARY KEY,
+        clean INTEGER NOT NULL,       -- audits in a row
+        failed INTEGER NOT NULL,      -- audits ever, until pardoned
+        until REAL NOT NULL,          -- seconds since 1970 at which it may have work again
+        detail TEXT NOT NULL,         -- of its last failure
+        tokens INTEGER NOT NULL,      -- audited and clean; the next two are theirs
+        surprise REAL NOT NULL,
+        variance REAL NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
     """,
 )
 

@@ -109,6 +109,12 @@ class Group:
         slot.state = SlotState.VOID if slot.attempt >= max_attempts else SlotState.OPEN
         slot.lease_id, slot.work, slot.reward = None, None, None
 
+    def reopen(self, member: int, max_attempts: int) -> None:
+        """Take back a scored slot; a group that was ready is under way again."""
+        self.drop(member, max_attempts)
+        if self.state is GroupState.READY:
+            self.state, self.no_signal = GroupState.ACTIVE, False
+
     def rewards(self) -> list[float]:
         """Return the rewards of all scored members."""
         return [slot.reward for slot in self.slots if slot.state is SlotState.SCORED and slot.reward is not None]

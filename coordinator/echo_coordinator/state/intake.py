@@ -72,7 +72,7 @@ class Intake:
         counters: Counters,
         committer: Committer,
         is_known: Callable[[PeerId], bool],
-        is_set_aside: Callable[[PeerId], bool],
+        why_barred: Callable[[PeerId], str],
         demand: Callable[[Group, LiveLease], Demand],
         seed_of: Callable[[LiveLease, int], int],
         on_filled: Callable[[PeerId, list[tuple[Group, int]]], None],
@@ -85,7 +85,7 @@ class Intake:
         self._counters = counters
         self._committer = committer
         self._is_known = is_known
-        self._is_set_aside = is_set_aside
+        self._why_barred = why_barred
         self._demand = demand
         self._seed_of = seed_of
         self._on_filled = on_filled
@@ -168,8 +168,8 @@ class Intake:
         group = self._groups.by_id.get(lease.group_id)
         if group is None or not _is_free(group, member, lease.lease_id):
             return _refuse(plan, Reason.LATE, "the lease ended and the work was given to somebody else or closed")
-        if self._is_set_aside(peer):
-            return _refuse(plan, Reason.LATE, "the lease ended when this node was set aside: its probe did not fit")
+        if why := self._why_barred(peer):
+            return _refuse(plan, Reason.LATE, why[:1024])
         demand = plan.demands.get(lease.lease_id)
         if demand is None:
             demand = plan.demands[lease.lease_id] = self._demand(group, lease)

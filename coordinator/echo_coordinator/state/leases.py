@@ -57,7 +57,7 @@ class Dropped:
     group: Group
     member: int
     cause: str
-    """`expired`, `unnamed`, `released`, `failed`, `rejected`, `unscorable`."""
+    """`expired`, `unnamed`, `released`, `failed`, `rejected`, `unscorable`, `failed audit`."""
 
 
 class LeaseBook:
@@ -140,7 +140,7 @@ class LeaseBook:
         """
         settings, held = self._settings, self.in_flight(peer)
         limit = min(capacity, settings.max_in_flight_per_peer - held)
-        if alone:
+        if alone and peer not in self.pace.on_probation:
             return max(0, limit)
         limit = min(limit, self.pace.allowance(peer, now) - held)
         if tokens_per_s <= 0:

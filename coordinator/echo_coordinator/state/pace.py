@@ -49,6 +49,8 @@ class Pace:
         self._settings = settings
         self._shown: OrderedDict[PeerId, _Shown] = OrderedDict()
         """The one touched last comes last."""
+        self.on_probation: set[PeerId] = set()
+        """Peers that failed an audit: one completion at a time until some are clean, whatever they deliver."""
         self._mean_s = 0.0
         self._taken = 0
 
@@ -60,11 +62,10 @@ class Pace:
     def allowance(self, peer: PeerId, now: float) -> int:
         """Return how many completions a peer may have in flight while others could take them too."""
         shown = self._shown.get(peer)
-        if shown is None:
-            return self._settings.probe_members
-        if shown.failures >= REST_AFTER:
+        if shown is not None and shown.failures >= REST_AFTER:
             return int(now >= shown.failed_at + self._rest_s(shown.failures))
-        return shown.window
+        window = self._settings.probe_members if shown is None else shown.window
+        return min(1, window) if peer in self.on_probation else window
 
     def longest_s(self, peer: PeerId) -> float:
         """Return for how long beats may keep a new lease alive: half as long after each failure in a row."""

@@ -16,7 +16,7 @@ from sqlite3 import Connection
 from echo_coordinator.state import probe_rows
 from echo_coordinator.state.core import RunCore
 from echo_coordinator.state.counters import WORK
-from echo_coordinator.state.probe_classes import ClassTable
+from echo_coordinator.state.probe_classes import ClassKey, ClassTable
 from echo_coordinator.state.probe_rows import StoredAnswer
 from echo_coordinator.state.probe_rules import (
     Gap,
@@ -202,12 +202,12 @@ class Probes:
         values = unpack_f32(answer.logprobs) if len(answer.logprobs) == 4 * len(reference) else array("f")
         if problem := fault_in(values, len(reference)):
             return _malformed(problem)
-        return judge_answer(values, version, self._references, self.allowed(peer, backend))
+        return judge_answer(values, version, self._references, self.allowed(peer, (backend.backend, backend.precision)))
 
-    def allowed(self, peer: PeerId, backend: BackendReport) -> float:
-        """Return the largest mean gap that a peer may have."""
-        precisions = {backend.precision, *self._core.facts.precisions}
-        others = self.classes.others((backend.backend, backend.precision), peer)
+    def allowed(self, peer: PeerId, key: ClassKey) -> float:
+        """Return the largest mean gap that a peer may have which computes with that backend and precision."""
+        precisions = {key[1], *self._core.facts.precisions}
+        others = self.classes.others(key, peer)
         return allowed_gap(precisions, others, self.settings.tolerance)
 
     async def _follow(

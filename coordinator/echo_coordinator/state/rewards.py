@@ -61,7 +61,9 @@ class Rewards:
             out = core.scoring.done((score.group_id, score.member))
             if not out or group is None or group.slots[score.member].state is not SlotState.FILLED:
                 continue
-            if score.reward is None or not math.isfinite(score.reward):
+            if (score.group_id, score.member) in core.condemned:
+                core.on_dropped([core.take_back(group, score.member)])
+            elif score.reward is None or not math.isfinite(score.reward):
                 self._unscorable(group, score.member)
             else:
                 slot = group.slots[score.member]

@@ -64,6 +64,8 @@ class Roster:
         self._nodes: dict[PeerId, Node] = {}
         self.set_aside: dict[PeerId, str] = {}
         """Peers that get no work, and why; also of peers that are not here now."""
+        self.suspended: set[PeerId] = set()
+        """Peers that get no work since they failed an audit."""
 
     def get(self, peer: PeerId) -> Node | None:
         """Return an entry."""
@@ -80,7 +82,7 @@ class Roster:
     def working(self) -> int:
         """Return how many live peers may be given work."""
         return sum(
-            node.live and node.role is Role.INFERENCE and node.peer not in self.set_aside
+            node.live and node.role is Role.INFERENCE and not self._is_barred(node.peer)
             for node in self._nodes.values()
         )
 
@@ -154,6 +156,9 @@ class Roster:
         for node in gone:
             node.live, node.tokens_per_s, node.state = False, 0.0, "lost"
         return [node.peer for node in gone]
+
+    def _is_barred(self, peer: PeerId) -> bool:
+        return peer in self.set_aside or peer in self.suspended
 
     def _silent(self, node: Node, now: float) -> bool:
         return now - node.last_seen > BEATS_TO_LIVE * self._beat_s

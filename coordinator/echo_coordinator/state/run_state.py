@@ -18,6 +18,8 @@ from pathlib import Path
 
 from echo_coordinator.state import rows
 from echo_coordinator.state.admission import Admission
+from echo_coordinator.state.audit_settings import AuditSettings
+from echo_coordinator.state.audits import Audits
 from echo_coordinator.state.core import RunCore, RunFacts
 from echo_coordinator.state.counters import TOTAL
 from echo_coordinator.state.database import database_fault, open_database
@@ -31,9 +33,11 @@ from echo_coordinator.state.roster import Node
 from echo_coordinator.state.updates import Updates
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.clock import Clock, SystemClock
+from echo_swarm.identity import PeerId
 from echo_swarm.render import short_peer
 from echo_swarm.status import BufferStatus, NodeStatus
 from echo_swarm.trajectory import Reason
+from echo_swarm.work import Role
 
 __all__ = ["RunFacts", "RunState", "open_run"]
 
@@ -49,6 +53,7 @@ class RunState:
     updates: Updates
     evaluations: Evaluations
     probes: Probes
+    audits: Audits
 
     async def set_paused(self, paused: bool) -> None:
         """Stop or resume handing out and consuming work; kept over restarts. What is leased may still be pushed."""
@@ -75,6 +80,10 @@ class RunState:
         accepted = Reason.ACCEPTED.value
         return {name: n for name, n in self.core.counters.of(scope).items() if name != accepted and n}
 
+    def bars(self, peer: PeerId) -> bool:
+        """Whether a peer gets no work because of its probes or its audits."""
+        return self.probes.bars(peer) or self.audits.is_suspended(peer)
+
     def buffer_status(self) -> BufferStatus:
         """Return how full the buffer is."""
         groups = self.core.groups
@@ -96,7 +105,7 @@ class RunState:
 
     def warnings(self) -> list[str]:
         """Return what a person should know, in no order."""
-        found = [self.core.signal_window.suggestion(), *self.probes.warnings()]
+        found = [self.core.signal_window.suggestion(), *self.probes.warnings(), *self.audits.warnings()]
         if self.intake.fault:
             found.append(f"completions cannot be stored: {self.intake.fault}")
         for node in self.core.roster.nodes():
@@ -121,6 +130,10 @@ class RunState:
             probe=probed.verdict.value if probed and probed.verdict else "",
             gap=probed.gap.mean if probed and probed.gap else None,
             set_aside=node.peer in self.core.roster.set_aside,
+            standing=self.audits.word(node.peer) if node.role is Role.INFERENCE else "",
+            standing_detail=self.audits.standing(node.peer).detail,
+            suspended_s=self.audits.suspended_s(node.peer),
+            audits_clean=self.audits.standing(node.peer).clean,
             state=node.state,
             in_flight=self.core.leases.in_flight(node.peer),
             accepted=self.accepted(node.peer),
@@ -139,6 +152,7 @@ async def open_run(
     facts: RunFacts,
     clock: Clock | None = None,
     probes: ProbeSettings | None = None,
+    audits: AuditSettings | None = None,
 ) -> AsyncGenerator[RunState]:
     """Open or create a run's database and keep its state for the length of the block.
 
@@ -150,7 +164,7 @@ async def open_run(
     try:
         try:
             core = RunCore(connection, path, settings, facts, clock or SystemClock())
-            state = _restore(connection, core, probes or ProbeSettings())
+            state = _restore(connection, core, probes or ProbeSettings(), audits or AuditSettings())
         except sqlite3.Error as e:
             raise database_fault(e, path) from e
         async with state.core.committer.running():
@@ -159,7 +173,14 @@ async def open_run(
         connection.close()
 
 
-def _restore(connection: sqlite3.Connection, core: RunCore, probes: ProbeSettings) -> RunState:
+def _restore(connection: sqlite3.Connection, core: RunCore, probes: ProbeSettings, settings: AuditSettings) -> RunState:
+    audits = Audits(core, settings, connection)
+
+    def why_barred(peer: PeerId) -> str:
+        if peer in core.roster.set_aside:
+            return "the lease ended when this node was set aside: its probe did not fit"
+        return audits.why_barred(peer)
+
     intake = Intake(
         run_id=core.facts.run_id,
         clock=core.clock,
@@ -168,7 +189,7 @@ def _restore(connection: sqlite3.Connection, core: RunCore, probes: ProbeSetting
         counters=core.counters,
         committer=core.committer,
         is_known=lambda peer: core.roster.get(peer) is not None,
-        is_set_aside=lambda peer: peer in core.roster.set_aside,
+        why_barred=why_barred,
         demand=core.demand,
         seed_of=core.seed_of,
         on_filled=core.on_filled,
@@ -186,4 +207,5 @@ def _restore(connection: sqlite3.Connection, core: RunCore, probes: ProbeSetting
             rows.load_evaluations(connection),
         ),
         probes=Probes(core, probes, connection),
+        audits=audits,
     )

@@ -200,7 +200,7 @@ class WorkService:
         window = core.window()
         if core.paused or core.stopping or window is None or request.held_version is None:
             return []
-        if self._state.probes.bars(peer):
+        if self._state.bars(peer):
             return []
         return core.leases.grant(
             peer,
@@ -216,7 +216,7 @@ class WorkService:
         """Whether the answer should not wait for work: it says why there is none, or that there is a new version."""
         core = self._core
         news = node.told_version != core.versions.published
-        return news or core.paused or core.stopping or self._state.probes.bars(node.peer)
+        return news or core.paused or core.stopping or self._state.bars(node.peer)
 
     def _tell_head(self, node: Node | None) -> int | None:
         """Return the newest version, for an answer to this peer: it need not be told at once any more."""
@@ -275,7 +275,7 @@ class WorkService:
             return WaitReason.STARTING
         if core.paused:
             return WaitReason.PAUSED
-        if self._state.probes.bars(peer):
+        if self._state.bars(peer):
             return WaitReason.SET_ASIDE
         now = core.clock.monotonic_s()
         if not core.leases.share(peer, capacity=1, tokens_per_s=0, alone=self._is_alone(), now=now):

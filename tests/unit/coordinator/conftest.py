@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from echo_coordinator.state.audit_settings import AuditSettings
 from echo_coordinator.state.batch import Prompt, Score
 from echo_coordinator.state.intake import Busy
 from echo_coordinator.state.leases import LiveLease
@@ -155,10 +156,11 @@ def open_state(tmp_path: Path) -> OpenRun:
     clock = ManualClock()
 
     @asynccontextmanager
-    async def opened(**settings: Any) -> AsyncGenerator[Run]:
+    async def opened(audits: dict[str, Any] | None = None, **settings: Any) -> AsyncGenerator[Run]:
+        chosen = AuditSettings.model_validate(audits or {})
         values = {"group_size": 4, "groups_per_update": 2, "max_tokens": 8, **settings}
         facts = RunFacts(run_id=RUN_ID, vocabulary_size=VOCABULARY, end_token_ids=(END,))
-        async with open_run(tmp_path / "run.sqlite", WorkSettings(**values), facts, clock) as state:
+        async with open_run(tmp_path / "run.sqlite", WorkSettings(**values), facts, clock, audits=chosen) as state:
             run = Run(state=state, clock=clock)
             # Lease ids are made up by counting; a restart must not repeat them.
             run.counter = int.from_bytes(id(run).to_bytes(8, "big"), "big")

@@ -1,0 +1,173 @@
+"""Which completions are audited, and what the trainer's recomputation of them shows. Pure.
+
+A share is what one peer contributed to one group. Whether it is audited is drawn when the group is complete:
+
+    HMAC(secret, group, peer, what it delivered) < rate      rate = 1 until FREE clean ones in a row, then 1/2, 1/3, ...
+
+so that nobody, the peer included, can know beforehand, and a restart draws the same. What is compared, token by token,
+with the very file that the completion names and the temperature of training:
+
+    delta     = claimed log p - recomputed log p                     does it compute what it says?
+    surprise  = recomputed log p - its mean over all tokens there    was it drawn from the policy at all?
+
+Honest arithmetic differs by what its class does, and by more where tokens are unlikely. Honest draws have surprises of
+mean 0 and known variance, whatever the model. Three tests, thresholds in docs/adr/0011-audits.md:
+
+1. `far`        the mean of |delta| is above what the class may have, with room for short shares
+2. `outlier`    too many tokens are further off than OUTLIER times that: a few numbers were made up
+3. `not_drawn`  the sum of the surprises is further from 0 than chance explains: other text, another temperature,
+   greedy. Looked at in the share alone, and in all audits of the peer together: small cheats add up.
+"""
+
+import hashlib
+import hmac
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+FREE = 16
+"""Clean shares of a newcomer after which its audits become rarer."""
+RAREST = 1 / 256
+"""However long a peer was clean."""
+SHORT = 8
+"""Tokens. The mean of so many may be twice as far off as the mean of many."""
+OUTLIER = 12.0
+"""Times the allowed mean gap that single tokens may be off."""
+OUTLIERS = (2, 0.03)
+"""Tokens that may be further off than that, and their share of all that may be so beside them."""
+SIGMAS = 6.0
+"""Standard deviations of the summed surprise."""
+SLACK_DOWN = 12.0
+"""Nats. What a few very improbable tokens, honestly drawn, may take from the sum."""
+SLACK_UP = 3.0
+"""Nats. Likely tokens can add far less: at most the entropy each."""
+
+
+class AuditVerdict(StrEnum):
+    """What an audit showed."""
+
+    CLEAN = "clean"
+    FAR = "far"
+    """Its log-probabilities are not those of the version it names."""
+    OUTLIER = "outlier"
+    """Some of its log-probabilities are not."""
+    NOT_DRAWN = "not_drawn"
+    """Its tokens were not sampled from that version at the run's temperature."""
+    NOT_AUDITED = "not_audited"
+    """The training side could not: no fault of the peer, and nothing in its favour."""
+
+
+AGAINST = (AuditVerdict.FAR, AuditVerdict.OUTLIER, AuditVerdict.NOT_DRAWN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputed:
+    """One completion, as claimed and as the trainer has it; arrays of one length, nats."""
+
+    claimed: "array[float]"
+    logprobs: "array[float]"
+    expected: "array[float]"
+    variance: "array[float]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Summed surprises of many tokens."""
+
+    tokens: int = 0
+    surprise: float = 0.0
+    """Nats."""
+    variance: float = 0.0
+    """Of the sum if all was drawn honestly."""
+
+    def __add__(self, other: "Drift") -> "Drift":
+        """Return both together."""
+        return Drift(
+            tokens=self.tokens + other.tokens,
+            surprise=self.surprise + other.surprise,
+            variance=self.variance + other.variance,
+        )
+
+    def is_chance(self, allowed: float) -> bool:
+        """Whether honest draws of a class with that mean gap explain it."""
+        room = SIGMAS * math.sqrt(self.variance) + allowed * self.tokens
+        return -room - SLACK_DOWN <= self.surprise <= room + SLACK_UP
+
+
+NOTHING = Drift()
+"""Of no tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What an audit showed, with its figures."""
+
+    verdict: AuditVerdict
+    detail: str
+    gap: float = 0.0
+    """Mean |delta|, nats a token."""
+    bias: float = 0.0
+    """Mean delta: above 0, the peer claims more than the trainer finds."""
+    drift: Drift = NOTHING
+    """Of these tokens."""
+
+
+def rate(clean: int) -> float:
+    """Return the share of a peer's work to audit after so many clean audits in a row."""
+    return max(RAREST, 1 / max(1, clean - FREE + 1))
+
+
+def is_chosen(secret: bytes, group_id: int, peer: str, work: Sequence[bytes], share: float) -> bool:
+    """Draw whether a peer's completions of a group are audited.
+
+    Args:
+        secret: the run's, known to the coordinator alone.
+        group_id: the group.
+        peer: who made them.
+        work: digests of what it delivered, in the order of the members.
+        share: of all draws that are to come out true.
+
+    """
+    said = f"{group_id} {peer} ".encode() + b"".join(work)
+    drawn = int.from_bytes(hmac.digest(secret, said, hashlib.sha256)[:8], "big")
+    return drawn < share * 2**64
+
+
+def find(completions: Sequence[Recomputed], allowed: float, before: Drift) -> Finding:
+    """Judge what one peer claimed.
+
+    Args:
+        completions: of one group and one class; at least one token in all.
+        allowed: mean gap that the peer's class may have, see `probe_rules.allowed_gap`.
+        before: of the peer's clean audits so far.
+
+    """
+    deltas = [c - r for made in completions for c, r in zip(made.claimed, made.logprobs, strict=True)]
+    drift = Drift(
+        tokens=len(deltas),
+        surprise=math.fsum(r - e for made in completions for r, e in zip(made.logprobs, made.expected, strict=True)),
+        variance=math.fsum(v for made in completions for v in made.variance),
+    )
+    gap = math.fsum(map(abs, deltas)) / len(deltas)
+    verdict, detail = _verdict(deltas, gap, allowed, drift, before)
+    return Finding(verdict=verdict, detail=detail, gap=gap, bias=math.fsum(deltas) / len(deltas), drift=drift)
+
+
+def _verdict(
+    deltas: Sequence[float], gap: float, allowed: float, drift: Drift, before: Drift
+) -> tuple[AuditVerdict, str]:
+    count, most = len(deltas), allowed * (1 + SHORT / len(deltas))
+    if not gap <= most:
+        return AuditVerdict.FAR, f"log-probabilities {gap:.2g} nats a token off over {count} tokens, allowed {most:.2g}"
+    off = sum(not abs(delta) <= OUTLIER * allowed for delta in deltas)
+    if off > OUTLIERS[0] + OUTLIERS[1] * count:
+        return AuditVerdict.OUTLIER, f"{off} of {count} log-probabilities more than {OUTLIER * allowed:.2g} nats off"
+    for seen, what in ((drift, "its tokens"), (drift + before, "the tokens of its audits together")):
+        if not seen.is_chance(allowed):
+            return AuditVerdict.NOT_DRAWN, (
+                f"{what} are {'likelier' if seen.surprise > 0 else 'less likely'} than drawn ones: by "
+                f"{abs(seen.surprise):.3g} nats over {seen.tokens}, chance explains {math.sqrt(seen.variance):.2g}"
+            )
+    return AuditVerdict.CLEAN, f"log-probabilities {gap:.2g} nats a token off over {count} tokens"
