@@ -23,7 +23,7 @@ from echo_swarm.children import describe_exit, last_line
 
 MARK = "ECHO_CHAOS_PROCESS"
 """In the environment of a process and of all that it starts: how they are found when it is gone."""
-GONE_S = 15.0
+GONE_S, END_S = 30.0, 5.0
 PRECEDENCE = (
     "applying", "verifying", "loading", "pruning", "resuming", "fetching",
     "making a delta", "publishing", "writing a checkpoint",
@@ -173,10 +173,10 @@ class Chaotic:
             assert self.life.process.stdin is not None
             self.life.process.stdin.close()
         try:
-            self.life.process.wait(5)
+            self.life.process.wait(END_S)
         except subprocess.TimeoutExpired:
             self.kill("end")
-            self.life.process.wait(5)
+            self.life.process.wait()
 
 
 def left_over(mark: str, *, timeout_s: float = GONE_S) -> list[str]:
