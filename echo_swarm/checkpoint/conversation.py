@@ -1,9 +1,19 @@
 """What a download knows of one source that it is talking to."""
 
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
+
 import anyio
 
 from echo_swarm.checkpoint.blob import BlobClient
+from echo_swarm.checkpoint.fetch_report import FetchReport, Grudges
 from echo_swarm.errors import EchoError
+from echo_swarm.identity import PeerId
+
+SILENT_S = 3.0
+"""A peer that leaves a question open for so long, answering nothing else, is named when the fetch ends."""
+
+Answer = TypeVar("Answer")
 
 MAX_BUSY = 20
 """Times in a row that a source may say that it is busy."""
@@ -28,6 +38,10 @@ class Conversation:
         self.offers = False
         """Whether it chooses the pieces that we ask it for."""
         self.offered: list[int] = []
+        self.asking = 0
+        """Questions that are not answered yet, other than those for news."""
+        self.quiet_since_s = anyio.current_time()
+        """When it last answered one, or began."""
         """What it chose, not asked for yet."""
         self.choosing = False
         """Whether it is being asked to choose."""
@@ -37,7 +51,36 @@ class Conversation:
         self.busy_until_s = anyio.current_time() + pause_s * 2 ** min(self.busy, _MAX_BUSY_DOUBLINGS)
         self.busy += 1
 
+    async def answer(self, question: Awaitable[Answer]) -> Answer:
+        """Await what it answers."""
+        if not self.asking:
+            self.quiet_since_s = anyio.current_time()
+        self.asking += 1
+        try:
+            answer = await question
+            self.quiet_since_s = anyio.current_time()
+            return answer
+        finally:
+            self.asking -= 1
+
+    @property
+    def silence(self) -> str:
+        """Say that it leaves a question open for long, or nothing."""
+        quiet_s = anyio.current_time() - self.quiet_since_s
+        return f"gave no answer for {quiet_s:.0f} s" if self.asking and quiet_s >= SILENT_S else ""
+
     def end(self, fault: EchoError) -> None:
         """Stop talking, for this reason."""
         self.fault = self.fault or fault
         self.scope.cancel()
+
+
+def note_silent(
+    talks: Iterable[Conversation], report: FetchReport, grudges: Grudges, coordinator: PeerId | None
+) -> None:
+    """Name the sources that left questions open at the end; those that gave nothing are avoided for a while."""
+    for talk in talks:
+        if reason := talk.silence:
+            report.failures[talk.peer] = reason
+            if talk.peer != coordinator and talk.peer not in report.bytes_by_source:
+                grudges.add(talk.peer, reason, anyio.current_time(), lied=False)

@@ -17,7 +17,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from echo_swarm.checkpoint.blob import BUSY, NOT_FOUND, BlobClient
-from echo_swarm.checkpoint.conversation import MAX_BUSY, Conversation
+from echo_swarm.checkpoint.conversation import MAX_BUSY, Conversation, note_silent
 from echo_swarm.checkpoint.fetch_plan import PiecePlan
 from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings, Grudges, SourcesExhausted
 from echo_swarm.checkpoint.hints import Hints
@@ -111,6 +111,7 @@ class Download:
         if not self._over.is_set():
             self._fault = fault
             self._over.set()
+            note_silent(self._talks.values(), self._report, self._grudges, self._coordinator)
 
     # Who is asked.
 
@@ -153,10 +154,7 @@ class Download:
 
     def _know(self, peers: Sequence[PeerId], now_s: float) -> None:
         for peer in peers:
-            reason = self._grudges.reason(peer, now_s)
-            if reason is not None:
-                self._report.liars.setdefault(peer, reason)
-            elif peer != self._host.peer_id:
+            if not self._grudges.avoids(peer, self._report, now_s) and peer != self._host.peer_id:
                 self._book.know(peer)
 
     async def _ask(self, peer: PeerId) -> None:
@@ -168,7 +166,7 @@ class Download:
                 with talk.scope:
                     self._unanswered += 1
                     try:
-                        self._plan.update(peer, await self._first_have(talk))
+                        self._plan.update(peer, await talk.answer(self._first_have(talk)))
                     finally:
                         self._unanswered -= 1
                     await self._exchange(talk)
@@ -282,7 +280,7 @@ class Download:
         slowest_s = self._settings.window * length / self._settings.min_bytes_per_s
         timeout_s = self._settings.answer_timeout_s + slowest_s
         try:
-            data = await talk.client.piece(self._artifact.digest, index, timeout_s=timeout_s)
+            data = await talk.answer(talk.client.piece(self._artifact.digest, index, timeout_s=timeout_s))
         except BaseException:
             self._rate.refund(length)  # Nothing came: others may ask for as much.
             raise

@@ -6,6 +6,11 @@ from pathlib import Path
 from echo_swarm.errors import Unavailable
 from echo_swarm.identity import PeerId
 
+SILENT_HOLD_S = 60.0
+"""How long a peer is avoided that left a question open."""
+MAX_FAULTS = 16
+"""Peers named with what they did."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSettings:
@@ -76,6 +81,13 @@ class FetchReport:
     verify_s: float = 0.0
     """Of these, flushing the whole file to disk and hashing it; pieces are hashed as they come."""
 
+    @property
+    def faults(self) -> list[tuple[PeerId, str]]:
+        """Return who did something wrong, and what: those that lied first, MAX_FAULTS at most."""
+        return list({**self.liars, **{p: why for p, why in self.failures.items() if p not in self.liars}}.items())[
+            :MAX_FAULTS
+        ]
+
     def add_delta(self, delta: "FetchReport") -> None:
         """Count what fetching a delta for this artifact did."""
         self.delta_bytes += sum(delta.bytes_by_source.values())
@@ -89,8 +101,7 @@ class SourcesExhausted(Unavailable):
 
     def __init__(self, report: FetchReport, missing_bytes: int) -> None:
         self.report = report
-        reasons = {**report.failures, **report.liars}
-        listed = "; ".join(f"{peer}: {reason}" for peer, reason in list(reasons.items())[:16]) or "no provider known"
+        listed = "; ".join(f"{peer}: {reason}" for peer, reason in report.faults) or "no provider known"
         super().__init__(
             f"version {report.policy_version}: {missing_bytes} of {report.size_bytes} bytes are missing and no source "
             f"is left ({listed})"
@@ -104,11 +115,14 @@ class Grudges:
         self._hold_s = hold_s
         self._limit = limit
         self._until: dict[PeerId, tuple[float, str]] = {}
+        self._silent: set[PeerId] = set()
 
-    def add(self, peer: PeerId, reason: str, now_s: float) -> None:
-        """Remember a liar."""
+    def add(self, peer: PeerId, reason: str, now_s: float, *, lied: bool = True) -> None:
+        """Remember a liar; or for a shorter time one that is silent, which may only be slow."""
         self._until.pop(peer, None)
-        self._until[peer] = (now_s + self._hold_s, reason)
+        self._until[peer] = (now_s + (self._hold_s if lied else SILENT_HOLD_S), reason)
+        (self._silent.discard if lied else self._silent.add)(peer)
+        self._silent.intersection_update(self._until)
         while len(self._until) > self._limit:
             del self._until[next(iter(self._until))]
 
@@ -116,6 +130,13 @@ class Grudges:
         """Return why a peer is avoided now, or None."""
         until_s, reason = self._until.get(peer, (0.0, ""))
         return reason if until_s > now_s else None
+
+    def avoids(self, peer: PeerId, report: FetchReport, now_s: float) -> bool:
+        """Whether a peer is avoided now; the report says why."""
+        reason = self.reason(peer, now_s)
+        if reason is not None:
+            (report.failures if peer in self._silent else report.liars).setdefault(peer, reason)
+        return reason is not None
 
     def listed(self, now_s: float) -> dict[PeerId, str]:
         """Return the peers avoided now and why, for status."""
