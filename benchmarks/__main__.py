@@ -49,6 +49,7 @@ BENCHMARKS: tuple[tuple[str, tuple[str, ...], tuple[Need, ...]], ...] = (
     ("compare_trl", (), ()),
     ("distribution", (), (links,)),
     ("chaos_distribution", (), ()),
+    ("liars", (), ()),
 )
 """Name, arguments, and what there must be. `version_swap` itself leaves out the backends that are not installed."""
 

@@ -38,11 +38,11 @@ class Conversation:
         self.offers = False
         """Whether it chooses the pieces that we ask it for."""
         self.offered: list[int] = []
+        """What it chose, not asked for yet."""
         self.asking = 0
         """Questions that are not answered yet, other than those for news."""
         self.quiet_since_s = anyio.current_time()
         """When it last answered one, or began."""
-        """What it chose, not asked for yet."""
         self.choosing = False
         """Whether it is being asked to choose."""
 
