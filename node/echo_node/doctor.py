@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from echo_node.activity import Activity
-from echo_node.backends.options import parse_options, read_option
+from echo_node.backends.options import parse_options, read_option, split_option
 from echo_node.backends.survey import Survey, survey
 from echo_node.backends.tested import Verdicts
 from echo_node.bare_errors import bare_errors
@@ -54,6 +54,7 @@ BUILT_IN = RunManifest(
     environment="none",
 )
 """What is fitted without an invite."""
+_WIDTH = len("libp2p helper")
 PATIENCE_S = 15.0
 """For the run of an invite to answer."""
 
@@ -83,6 +84,8 @@ class Report:
     """What `join` would take; None when nothing suits."""
     error: EchoError | None
     """The first thing that stands in the way of a join."""
+    provisional: bool = False
+    """No version of a run was looked at: what a run publishes may make `auto` choose otherwise."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what `--json` prints."""
@@ -97,29 +100,45 @@ class Report:
             "checks": checks,
             "backends": backends,
             "chosen": chosen,
+            "provisional": self.provisional,
         }
 
 
 def doctor(question: Question, console: Console, *, as_json: bool) -> None:
-    """Look at everything and print it. Raises the error of what stands in the way of a join, the first of several."""
-    tell = (lambda line: None) if as_json else (lambda line: console.print(Text(line, "dim"), soft_wrap=True))
+    """Look at everything and print each finding as it is known; what is looked at now stands on stderr.
+
+    Raises:
+        EchoError: what stands in the way of a join, the first of several.
+
+    """
+
+    def tell(line: str) -> None:
+        if not as_json:
+            print(f"{line} …", file=sys.stderr, flush=True)
+
+    def show(found: list[str]) -> None:
+        if not as_json:
+            for line in found:
+                console.print(Text(line), soft_wrap=True)
+
     with bare_errors():
-        report = anyio.run(_look, question, tell)
+        report = anyio.run(_look, question, tell, show)
     if as_json:
         console.print_json(json.dumps(report.to_json()))
-    else:
-        for line in lines(report):
-            console.print(Text(line), soft_wrap=True)
     if report.error is not None:
         raise report.error
 
 
-async def _look(question: Question, tell: Callable[[str], None]) -> Report:
+async def _look(question: Question, tell: Callable[[str], None], show: Callable[[list[str]], None]) -> Report:
+    tell("looking at this machine")
     machine = await to_thread.run_sync(probe)
+    show(_machine_lines(machine, cpu_flags()))
     checks, run, head = await _checks(question, tell)
+    show([*map(_check_line, checks), ""])
     found = await to_thread.run_sync(survey, question.python)
     model = run or BUILT_IN
-    cards = await _cards(question, found, model, machine, head, tell)
+    show([f"backends, for {model.name}:"])
+    cards = await _cards(question, found, model, machine, head, tell, show)
     chosen, error = None, next((check.error for check in checks if check.error), None)
     try:
         elsewhere = question.python != sys.executable
@@ -129,7 +148,7 @@ async def _look(question: Question, tell: Callable[[str], None]) -> Report:
             raise BackendFailed(f"the backend that join would take, {card.name}, cannot be used: {card.problem}")
     except EchoError as e:
         error = error or e
-    return Report(
+    report = Report(
         machine=machine,
         flags=cpu_flags(),
         model=model.name,
@@ -137,13 +156,16 @@ async def _look(question: Question, tell: Callable[[str], None]) -> Report:
         backends=tuple(cards),
         chosen=chosen,
         error=error,
+        provisional=head is None and split_option(question.backend)[0] == "auto",
     )
+    show(_choice_lines(report))
+    return report
 
 
 async def _checks(
     question: Question, tell: Callable[[str], None]
 ) -> tuple[list[Check], RunManifest | None, CheckpointManifest | None]:
-    tell("looking at this machine")
+    tell("starting the libp2p helper")
     helper = await check_helper()
     run, head, reached = None, None, []
     if question.invite is not None and helper.ok:
@@ -178,14 +200,16 @@ async def _cards(
     machine: Machine,
     head: CheckpointManifest | None,
     tell: Callable[[str], None],
+    show: Callable[[list[str]], None],
 ) -> list[BackendCard]:
     named, given, _ = read_option(question.backend, elsewhere=True)
     cards: list[BackendCard] = []
     with tempfile.TemporaryDirectory(prefix="echo-doctor-") as folder:
-        for name in ORDER:
-            options = given if name == named and question.backend != "auto" else parse_options(name, {})
+        asked, settings = split_option(question.backend)
+        for name in ORDER if asked == "auto" else [name for name in ORDER if name == named]:
+            options = parse_options(name, settings) if asked == "auto" else given
             if question.start and not found[name].missing:
-                tell(f"trying {name}")
+                tell(f"trying {name}, its self-test and its speed")
             cards.append(
                 await examine(
                     name,
@@ -201,19 +225,35 @@ async def _cards(
                     file_bytes=file_bytes(options, head),
                 )
             )
+            show([_card_line(cards[-1])])
     return cards
 
 
 def lines(report: Report) -> list[str]:
     """Return the report for people."""
-    out = [f"machine   {report.machine.describe()}", f"          CPU: {' '.join(report.flags) or 'flags unknown'}", ""]
-    width = max(len(check.name) for check in report.checks)
-    out += [f"{'ok  ' if check.ok else 'FAIL'}  {check.name:<{width}}  {check.text}" for check in report.checks]
-    out += ["", f"backends, for {report.model}:"]
-    for card in report.backends:
-        mark = "ok  " if card.usable else ("-   " if not card.versions else "FAIL")
-        out.append(f"{mark}  {card.name:<{width}}  {card.text()}")
-    out.append("")
-    if report.chosen is not None:
-        out += [f"join would take {report.chosen.text}", *(f"  {reason}" for reason in report.chosen.reasons)]
+    out = [*_machine_lines(report.machine, report.flags), *map(_check_line, report.checks)]
+    out += ["", f"backends, for {report.model}:", *map(_card_line, report.backends)]
+    return out + _choice_lines(report)
+
+
+def _machine_lines(machine: Machine, flags: tuple[str, ...]) -> list[str]:
+    return [f"machine   {machine.describe()}", f"          CPU: {' '.join(flags) or 'flags unknown'}", ""]
+
+
+def _check_line(check: Check) -> str:
+    return f"{'ok  ' if check.ok else 'FAIL'}  {check.name:<{_WIDTH}}  {check.text}"
+
+
+def _card_line(card: BackendCard) -> str:
+    mark = "ok  " if card.usable else ("-   " if not card.versions else "FAIL")
+    return f"{mark}  {card.name:<{_WIDTH}}  {card.text()}"
+
+
+def _choice_lines(report: Report) -> list[str]:
+    if report.chosen is None:
+        return [""]
+    out = ["", f"join would take {report.chosen.text}", *(f"  {reason}" for reason in report.chosen.reasons)]
+    if report.provisional:
+        out.append("  No version of a run was looked at; the files that a run publishes can change this choice.")
+        out.append("  For a certain run: echo-node doctor INVITE")
     return out

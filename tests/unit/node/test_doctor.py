@@ -165,6 +165,21 @@ def test_a_run_that_does_not_answer_is_a_failed_check_with_its_own_exit_code(tmp
     assert [check["ok"] for check in json.loads(done.stdout)["checks"] if check["name"] == "run"] == [False]
 
 
+def test_only_the_backend_that_was_named_is_looked_at_and_progress_stands_on_stderr(tmp_path: Path):
+    done = run("doctor", "--quick", "--backend", "torch:threads=1", "--state-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "looking at this machine" in done.stderr and "looking at" not in done.stdout
+    rows = [line.split()[1] for line in done.stdout.partition("backends, for")[2].splitlines()[1:] if line[:4].strip()]
+    assert rows[0] == "torch" and "llama_cpp" not in done.stdout and "vllm" not in done.stdout
+
+
+def test_without_a_run_the_choice_is_said_to_depend_on_it(tmp_path: Path):
+    text = run("doctor", "--quick", "--state-dir", str(tmp_path)).stdout
+    assert "the files that a run publishes can change this choice" in text
+    document = json.loads(run("doctor", "--quick", "--json", "--state-dir", str(tmp_path)).stdout)
+    assert document["provisional"] is True and document["backends"][0]["name"] == "vllm"
+
+
 def test_a_backend_that_is_not_there_ends_with_its_exit_code(tmp_path: Path):
     done = run("doctor", "--quick", "--backend", "torch:device=cuda:7", "--state-dir", str(tmp_path))
     assert done.returncode in (2, 6) and "CUDA" in done.stderr + done.stdout
