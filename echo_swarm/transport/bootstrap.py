@@ -15,6 +15,7 @@ NOT_TRIED_AGAIN = "not tried again yet after a failed dial"
 """Reason of a host that holds back from an address which it has just tried in vain."""
 GRACE_S = 1.0
 """How long the other addresses are waited for once one answered."""
+SHORTEST_ATTEMPT_S = 2.0
 OnRetry = Callable[[BootstrapFailed, float], None]
 """Told about a failed attempt and the pause in seconds that follows it."""
 _FIRST_PAUSE_S = 1.0
@@ -68,7 +69,7 @@ async def dial_patiently(
         host: dials.
         addresses: as in `dial_any`.
         attempt_s: for the first attempt.
-        patience_s: an attempt begins within this; 0 for a single one.
+        patience_s: attempts begin and end within this, but for `SHORTEST_ATTEMPT_S`; 0 for a single one of `attempt_s`.
         on_retry: told about each failed attempt and the pause in seconds that follows it.
 
     Raises:
@@ -80,7 +81,8 @@ async def dial_patiently(
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
-            return await dial_any(host, addresses, timeout_s=attempt_s)
+            left_s = max(SHORTEST_ATTEMPT_S, give_up_at - anyio.current_time())
+            return await dial_any(host, addresses, timeout_s=min(attempt_s, left_s) if patience_s else attempt_s)
         except BootstrapFailed as e:
             reasons |= {
                 address: reason

@@ -2,8 +2,11 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from echo_swarm.errors import EchoError
+
+E = TypeVar("E", bound=BaseException)
 
 
 @contextmanager
@@ -12,17 +15,15 @@ def bare_errors() -> Generator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        leaves = _leaves(group)
-        if all(isinstance(error, EchoError) for error in leaves):
-            raise leaves[0] from None
+        found = leaves(group)
+        if all(isinstance(error, EchoError) for error in found):
+            raise found[0] from None
         raise
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
+def leaves(group: BaseExceptionGroup[E]) -> list[E]:
+    """Return the errors of a group and of the groups in it."""
+    found: list[E] = []
     for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            found += _leaves(error)
-        else:
-            found.append(error)
+        found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
     return found

@@ -18,6 +18,9 @@ REFRESH_S = 0.5
 PLAIN_EVERY_S = 60.0
 """Without a terminal, progress is printed this often, and only if there was any."""
 
+EARLY_S = 10.0
+"""And this often until something was accepted: a first load can take minutes."""
+
 
 class Display:
     """Prints lines, and keeps a line of progress below them where there is a terminal."""
@@ -51,10 +54,11 @@ class Display:
         while True:
             now = status()
             line = progress_line(now)
-            if (now.accepted or now.role == Role.SEEDER) and line != told:
+            # Waits are told, rarely, by themselves.
+            if line != told and (now.accepted or now.role == Role.SEEDER or not now.state.startswith("waiting")):
                 self.emit(line)
                 told = line
-            await anyio.sleep(PLAIN_EVERY_S)
+            await anyio.sleep(PLAIN_EVERY_S if now.accepted else EARLY_S)
 
 
 def progress_line(status: LocalStatus) -> str:

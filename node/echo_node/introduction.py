@@ -13,6 +13,7 @@ from echo_swarm.manifest import CheckpointManifest, RunManifest
 from echo_swarm.transport.base import Host
 
 ANSWER_S = 15.0
+SHORTEST_ANSWER_S = 2.0
 UNKNOWN_RUN = "unknown_run"
 
 
@@ -30,7 +31,8 @@ async def learn_run(host: Host, invite: Invite, *, clock: Clock, activity: Activ
     while True:
         try:
             async with BlobClient(host, invite.coordinator) as client:
-                raw = await client.run(invite.run, timeout_s=ANSWER_S)
+                left_s = patience_s - (clock.monotonic_s() - started_s) if patience_s else ANSWER_S
+                raw = await client.run(invite.run, timeout_s=max(SHORTEST_ANSWER_S, min(ANSWER_S, left_s)))
             activity.done(Part.LINK)
             return check_run_manifest(raw, run_id=invite.run, publisher_key=invite.key).message
         except RemoteError as e:

@@ -1,8 +1,8 @@
 """`echo-node join`: from an invite to an orderly end."""
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
 from anyio import to_thread
@@ -25,10 +25,14 @@ from echo_node.introduction import learn_head, learn_run
 from echo_node.node import Node, NodeSeams, Outcome
 from echo_node.signals import Stop, listen
 from echo_node.status import summary_lines
+from echo_node.ticker import Ticker
 from echo_node.wanted import Wanted
 from echo_swarm.clock import Clock, SystemClock
 from echo_swarm.collector import calm_collector
 from echo_swarm.invite import Invite
+
+LEAST_PATIENCE_S = 3.0
+"""For the coordinator to answer, once a bootstrap address has, even if that took all of the patience."""
 
 
 def join(config: NodeConfig, invite: Invite, console: Console) -> None:
@@ -43,59 +47,100 @@ def join(config: NodeConfig, invite: Invite, console: Console) -> None:
 
 
 async def _join(config: NodeConfig, invite: Invite, instance: Instance, display: Display) -> None:
-    clock = SystemClock()
     with anyio.CancelScope() as starting:
         async with anyio.create_task_group() as tasks:
             stop = Stop(starting.cancel)
-            tasks.start_soon(listen, stop)
-            elsewhere = config.backend_python is not None
-            require_backend(_option(config), await to_thread.run_sync(probe), elsewhere=elsewhere)
-            display.emit("connecting")
-            async with open_network(
-                instance.identity,
-                invite,
-                listen=config.listen,
-                outbound_only=config.outbound_only,
-                patience_s=config.patience_s,
-                on_retry=lambda e, pause_s: display.emit(f"{e}; trying again in {pause_s:.0f} s"),
-            ) as network:
-                calm_collector()
-                activity = Activity(clock, display.emit)
-                run = await learn_run(
-                    network.host, invite, clock=clock, activity=activity, patience_s=config.patience_s
-                )
-                # Looked at again: waiting for the coordinator can take long, and memory come and go.
-                choice = choose(
-                    _option(config),
-                    run,
-                    await to_thread.run_sync(probe),
-                    elsewhere=elsewhere,
-                    survey=await to_thread.run_sync(survey, _python(config)),
-                    head=await learn_head(network.host, invite, clock=clock),
-                )
-                open_backend = _backend_opener(config, choice, invite, display)
-                seams = _seams(network, instance, clock, open_backend, choice.options.wanted(), display)
-                node = Node(config, invite, seams)
-                stop.call = node.stop
-                async with display.progress(node.status, clock):
-                    outcome = await node.run()
-                for line in _farewell(outcome, node):
-                    display.emit(line)
+            tasks.start_soon(listen, stop, display.emit)
+            ticker = Ticker(display.emit)
+            tasks.start_soon(ticker.run)
+            await _take_part(config, invite, instance, display, ticker, stop)
             tasks.cancel_scope.cancel()
+    if starting.cancelled_caught:
+        display.emit("stopped before it took part")
+
+
+async def _take_part(
+    config: NodeConfig, invite: Invite, instance: Instance, display: Display, ticker: Ticker, stop: Stop
+) -> None:
+    clock, began_s = SystemClock(), anyio.current_time()
+    elsewhere = config.backend_python is not None
+    require_backend(_option(config), await to_thread.run_sync(probe), elsewhere=elsewhere)
+    ticker.begin(f"connecting, through {' or '.join(invite.boot)}")
+    async with open_network(
+        instance.identity,
+        invite,
+        listen=config.listen,
+        outbound_only=config.outbound_only,
+        patience_s=config.patience_s,
+        on_retry=lambda e, pause_s: display.emit(f"{e}; trying again in {pause_s:.0f} s"),
+    ) as network:
+        calm_collector()
+        patience_s = max(LEAST_PATIENCE_S, config.patience_s - (anyio.current_time() - began_s))
+        choice = await _choose(config, network, invite, clock, display, ticker, patience_s)
+        open_backend = _backend_opener(config, choice, invite, display, ticker)
+        seams = _seams(network, instance, clock, open_backend, choice.options.wanted(), display)
+        node = Node(config, invite, seams)
+        stop.call = node.stop
+        async with display.progress(node.status, clock):
+            outcome = await node.run()
+        for line in _farewell(outcome, node):
+            display.emit(line)
+        ticker.begin("closing connections")
+    ticker.end()
+
+
+async def _choose(
+    config: NodeConfig,
+    network: Network,
+    invite: Invite,
+    clock: Clock,
+    display: Display,
+    ticker: Ticker,
+    patience_s: float,
+) -> BackendChoice:
+    with ticker.step("asking the coordinator what the run is"):
+        activity = Activity(clock, display.emit)
+        run = await learn_run(network.host, invite, clock=clock, activity=activity, patience_s=patience_s)
+        head = await learn_head(network.host, invite, clock=clock)
+    with ticker.step(f"choosing a backend for {run.name}"):
+        # Looked at again: waiting for the coordinator can take long, and memory come and go.
+        return choose(
+            _option(config),
+            run,
+            await to_thread.run_sync(probe),
+            elsewhere=config.backend_python is not None,
+            survey=await to_thread.run_sync(survey, _python(config)),
+            head=head,
+        )
 
 
 def _backend_opener(
-    config: NodeConfig, choice: BackendChoice, invite: Invite, display: Display
+    config: NodeConfig, choice: BackendChoice, invite: Invite, display: Display, ticker: Ticker
 ) -> Callable[[], AbstractAsyncContextManager[Backend]]:
     for reason in choice.reasons:
         display.emit(f"--backend auto: {reason}")
-    display.emit(f"sampling with {choice.text}")
     log_path = StatePaths(state_dir=config.state_dir, run_id=invite.run).backend_log
     python = _python(config)
     verdicts = Verdicts(config.state_dir)
 
-    def open_child() -> AbstractAsyncContextManager[ChildBackend]:
-        return open_tested(choice.options, log_path=log_path, verdicts=verdicts, emit=display.emit, python=python)
+    def tell(line: str) -> None:
+        if line.startswith("testing"):
+            ticker.begin(line)
+        else:
+            display.emit(line)
+
+    @asynccontextmanager
+    async def open_child() -> AsyncGenerator[ChildBackend]:
+        ticker.begin(f"starting {choice.text}")
+        try:
+            async with open_tested(
+                choice.options, log_path=log_path, verdicts=verdicts, emit=tell, python=python
+            ) as backend:
+                ticker.end()
+                display.emit(f"sampling with {choice.text}")
+                yield backend
+        finally:
+            ticker.end()
 
     return lambda: open_renewing(open_child, emit=display.emit)
 

@@ -42,6 +42,7 @@ from echo_node.first_version import hear_of_first_version
 from echo_node.harvest import Harvest
 from echo_node.heartbeat import Heartbeat
 from echo_node.lease_book import LeaseBook
+from echo_node.leaving import told_while_leaving
 from echo_node.link import Joined, Link
 from echo_node.outbox import Outbox
 from echo_node.peers import Peers
@@ -52,7 +53,7 @@ from echo_node.self_report import SelfReport
 from echo_node.status import LocalStatus, write_status
 from echo_node.swaps import Swaps
 from echo_node.wanted import Wanted
-from echo_node.worker import OpenBackend, Worker
+from echo_node.worker import FAREWELL_S, OpenBackend, Worker
 from echo_swarm.checkpoint.fetch import Fetcher, FetchSettings
 from echo_swarm.checkpoint.interest import InterestBook
 from echo_swarm.checkpoint.rate import bytes_per_s
@@ -269,9 +270,10 @@ class Node:
                         tasks.start_soon(part)
                     await self._end.wait()
                     self.activity.doing("leaving")
-                    await self.worker.wind_down(grace_s=grace_s)
-                    self.heartbeat.be_quiet()
-                    await self.worker.farewell()
+                    async with told_while_leaving(self.activity.say, self._under_way, limit_s=2 * grace_s + FAREWELL_S):
+                        await self.worker.wind_down(grace_s=grace_s)
+                        self.heartbeat.be_quiet()
+                        await self.worker.farewell()
                     tasks.cancel_scope.cancel()
         finally:
             self.final_status = self.status(running=False)
@@ -299,6 +301,10 @@ class Node:
     def _on_versions_changed(self) -> None:
         self.worker.wake()
         self._record_changed.set()
+
+    def _under_way(self) -> tuple[int, int]:
+        running, unstored = self.worker.under_way
+        return running, unstored + self.outbox.pending()
 
     def _on_finished(self) -> None:
         self._finish(Outcome.FINISHED)

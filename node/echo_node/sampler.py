@@ -217,6 +217,7 @@ class Sampler:
     async def _load(self, version: int) -> bool:
         files = self._policies.files(version)
         self._policies.set_in_use({version} if self.loaded is None else {version, self.loaded})
+        self._activity.progress(f"loading version {version} into the backend")
         try:
             times = await self._backend.load(files)
         except LoadRefused as e:

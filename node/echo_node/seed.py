@@ -32,7 +32,7 @@ async def _seed(config: NodeConfig, invite: Invite, instance: Instance, display:
     with anyio.CancelScope() as starting:
         async with anyio.create_task_group() as tasks:
             stop = Stop(starting.cancel)
-            tasks.start_soon(listen, stop)
+            tasks.start_soon(listen, stop, display.emit)
             display.emit("connecting")
             async with open_network(
                 instance.identity,

@@ -139,7 +139,8 @@ def summary_lines(status: LocalStatus) -> list[str]:
     return [
         f"took part for {taken}: {status.tokens} tokens made",
         f"trajectories since the first join: {status.accepted} accepted ({status.tokens_accepted} tokens), "
-        f"{rejected} not accepted{f' ({listed})' if listed else ''}, {status.pending} without a verdict",
+        f"{rejected} not accepted{f' ({listed})' if listed else ''}",
+        *_unanswered(status.pending),
         _traffic(status),
         *swaps,
     ]
@@ -160,6 +161,15 @@ def _traffic(status: LocalStatus) -> str:
         f"{_mb(status.bytes_fetched_coordinator)} from the coordinator, {_mb(status.bytes_fetched_peers)} from peers, "
         f"{_mb(status.bytes_served)} served to peers"
     )
+
+
+def _unanswered(pending: int) -> list[str]:
+    if not pending:
+        return []
+    return [
+        f"{pending} trajectories have no verdict yet: they are kept, and handed in when this node joins the run again; "
+        "the coordinator may count some of them already"
+    ]
 
 
 def _mb(count: int) -> str:

@@ -23,6 +23,7 @@ from echo_node.backends.base import Backend, ScoreRequest
 from echo_node.backends.restart import RestartPolicy
 from echo_node.backends.self_test import SelfTestFailed
 from echo_node.backoff import Backoff
+from echo_node.bare_errors import leaves
 from echo_node.harvest import MAX_PER_SUBMISSION, Harvest
 from echo_node.lease_book import LeaseBook, is_sound
 from echo_node.link import Link
@@ -113,6 +114,11 @@ class Worker:
         """Over about the last half minute."""
         return self._rate.per_s()
 
+    @property
+    def under_way(self) -> tuple[int, int]:
+        """Completions that are being sampled, and finished ones that are not in the outbox yet."""
+        return self._book.running, self._harvest.unstored
+
     def held_leases(self) -> set[bytes]:
         """Return the leases of which something is still to be done or to be pushed."""
         return set(self._book.ids) | self._outbox.lease_ids()
@@ -176,7 +182,7 @@ class Worker:
                 async with self._started() as sampler:
                     await sampler.run()
             except* BackendFailed as group:
-                failure = _leaves(group)[0]
+                failure = leaves(group)[0]
             if isinstance(failure, SelfTestFailed):
                 raise SelfTestFailed(f"this node does not join: {failure}")
             self._give_back(self._book.drop(self._book.ids), f"the backend failed: {failure}", failed=False)
@@ -338,10 +344,3 @@ class Worker:
         self._changed = anyio.Event()
         if self._sampler is not None:
             self._sampler.wake()
-
-
-def _leaves(group: BaseExceptionGroup[BackendFailed]) -> list[BackendFailed]:
-    found: list[BackendFailed] = []
-    for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -271,6 +272,17 @@ def test_a_paused_run_trains_nothing_until_it_is_resumed(swarm: Swarm, node: Run
     assert swarm.updates() == status.updates
     assert call(COORDINATOR, "resume", swarm.root).code == 0
     node.wait_for("updates", lambda: swarm.updates() >= status.updates + 2)
+
+
+def test_leaving_says_what_it_waits_for_and_a_second_ctrl_c_ends_it_at_once(swarm: Swarm, node: Running):
+    with swarm.join("slow", backend="scripted:mean_s=600,sigma=0,batch=4") as slow:
+        slow.wait_for("work", lambda: (own := swarm.node("slow")) and own.in_flight)
+        slow.look()
+        slow.process.send_signal(signal.SIGINT)
+        slow.wait_for("the reason", lambda: "leaving, in about" in slow.output())
+        assert "Ctrl+C again ends it at once" in slow.output()
+        assert slow.end(signal.SIGINT) == 130
+        assert slow.left_behind(timeout_s=10) == []
 
 
 def test_an_exported_version_is_a_model_that_transformers_loads(swarm: Swarm, node: Running, tmp_path: Path):

@@ -1,0 +1,52 @@
+"""Says what is waited for before the node runs, and says it again every few seconds while it lasts."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import anyio
+
+from echo_swarm.render import duration
+
+EVERY_S = 5.0
+
+
+class Ticker:
+    """One step at a time. `run` is a task of its own."""
+
+    def __init__(self, emit: Callable[[str], None], *, every_s: float = EVERY_S) -> None:
+        self._emit = emit
+        self._every_s = every_s
+        self._what = ""
+        self._began = anyio.Event()
+
+    @contextmanager
+    def step(self, what: str) -> Generator[None]:
+        """Say `what` now, and again while the block takes long."""
+        self.begin(what)
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self, what: str) -> None:
+        """Say `what` now, and again until `end` or the next step."""
+        self._emit(what)
+        self._what = what
+        self._began.set()
+        self._began = anyio.Event()
+
+    def end(self) -> None:
+        """The step is over; nothing is said."""
+        self._what = ""
+        self._began.set()
+        self._began = anyio.Event()
+
+    async def run(self) -> None:
+        """Repeat for ever."""
+        while True:
+            began, since_s = self._began, anyio.current_time()
+            while self._began is began:
+                with anyio.move_on_after(self._every_s):
+                    await began.wait()
+                if self._what and self._began is began:
+                    self._emit(f"still {self._what}, for {duration(anyio.current_time() - since_s)}")
