@@ -19,9 +19,11 @@ from echo_swarm.checkpoint.download import Download
 from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings, Grudges, SourcesExhausted
 from echo_swarm.checkpoint.interest import InterestBook
 from echo_swarm.checkpoint.partial import PartialArtifact, WrongPiece
+from echo_swarm.checkpoint.pieces import LocalPiece
 from echo_swarm.checkpoint.rate import RateLimit
 from echo_swarm.checkpoint.sources import Providers
-from echo_swarm.checkpoint.store import LocalPiece, VersionStore, read_range
+from echo_swarm.checkpoint.store import VersionStore, read_range
+from echo_swarm.checkpoint.watch import FetchWatch, Stage
 from echo_swarm.envelope import Signed
 from echo_swarm.errors import LocalFault
 from echo_swarm.identity import PeerId
@@ -49,6 +51,7 @@ class _Wishes:
     progress: Progress | None
     fill: Fill | None
     settings: FetchSettings
+    watch: FetchWatch
 
 
 class Fetcher:
@@ -98,6 +101,7 @@ class Fetcher:
         progress: Progress | None = None,
         fill: Fill | None = None,
         starve_s: float | None = None,
+        watch: FetchWatch | None = None,
     ) -> FetchReport:
         """Return once the artifact is whole, verified and has its final name (`FetchReport.path`).
 
@@ -108,6 +112,7 @@ class Fetcher:
             progress: told after each piece.
             fill: asked for what is missing before peers are.
             starve_s: in place of the settings', see there.
+            watch: kept up to date, for whoever shows how far it is.
 
         Raises:
             SourcesExhausted: nobody is left to ask; names each and why. What is verified stays; call again later.
@@ -122,7 +127,9 @@ class Fetcher:
         try:
             async with turn:
                 settings = self.settings if starve_s is None else replace(self.settings, starve_s=starve_s)
-                return await self._fetch(signed, artifact, _Wishes(sources, progress, fill, settings))
+                return await self._fetch(
+                    signed, artifact, _Wishes(sources, progress, fill, settings, watch or FetchWatch())
+                )
         finally:
             if turn.statistics().tasks_waiting == 0 and not turn.locked():
                 self._turns.pop(artifact.digest, None)
@@ -133,11 +140,13 @@ class Fetcher:
         artifact: Artifact,
         wishes: "_Wishes",
     ) -> FetchReport:
-        version = signed.message.policy_version
+        version, watch = signed.message.policy_version, wishes.watch
         started_s = anyio.current_time()
         report = FetchReport(policy_version=version, size_bytes=artifact.size_bytes)
         await anyio.to_thread.run_sync(self._store.add, signed)
-        path = await anyio.to_thread.run_sync(self._store.verify, version, artifact.kind, artifact.precision)
+        watch.enter(Stage.CHECKING, artifact.size_bytes)
+        kind, precision = artifact.kind, artifact.precision
+        path = await anyio.to_thread.run_sync(self._store.verify, version, kind, precision, watch.advance)
         report.verify_s = anyio.current_time() - started_s
         if path is None:
             path = await self._download(signed, artifact, wishes, report)
@@ -155,14 +164,16 @@ class Fetcher:
         wishes: "_Wishes",
         report: FetchReport,
     ) -> Path:
-        version = signed.message.policy_version
-        partial = await anyio.to_thread.run_sync(self._store.open_partial, version, artifact)
+        version, watch = signed.message.policy_version, wishes.watch
+        partial = await anyio.to_thread.run_sync(self._store.open_partial, version, artifact, watch.advance)
         try:
             report.resumed_bytes = partial.done_bytes
             await self._copy_local(partial, report)
             if wishes.fill is not None and not partial.have.complete:
                 await wishes.fill(signed, partial, report)
+            watch.resumed_bytes, watch.sources = report.resumed_bytes, 0
             for _ in range(_MAX_ROUNDS):
+                watch.enter(Stage.FETCHING, artifact.size_bytes, partial.done_bytes)
                 download = Download(
                     host=self._host,
                     partial=partial,
@@ -174,11 +185,12 @@ class Fetcher:
                     report=report,
                     interest=self._interest,
                     rate=self._rate,
-                    on_piece=lambda peer, size: self._count(partial, peer, size, wishes.progress),
+                    on_piece=lambda peer, size: self._count(partial, peer, size, report, wishes),
                 )
                 await download.run()
                 came_s = anyio.current_time()
-                path = await anyio.to_thread.run_sync(self._store.finish_partial, partial)
+                watch.enter(Stage.VERIFYING, artifact.size_bytes)
+                path = await anyio.to_thread.run_sync(self._store.finish_partial, partial, watch.advance)
                 report.verify_s += anyio.current_time() - came_s
                 if path is not None:
                     return path
@@ -193,10 +205,14 @@ class Fetcher:
             # One piece a thread call: a cancelled fetch ends between two of them.
             report.copied_bytes += await anyio.to_thread.run_sync(_copy_piece, partial, piece)
 
-    def _count(self, partial: PartialArtifact, peer: PeerId, size_bytes: int, progress: Progress | None) -> None:
+    def _count(
+        self, partial: PartialArtifact, peer: PeerId, size_bytes: int, report: FetchReport, wishes: _Wishes
+    ) -> None:
         self.bytes_by_source[peer] = self.bytes_by_source.get(peer, 0) + size_bytes
-        if progress is not None:
-            progress(partial.done_bytes, partial.artifact.size_bytes)
+        wishes.watch.sources = len(report.bytes_by_source)
+        wishes.watch.advance(partial.done_bytes)
+        if wishes.progress is not None:
+            wishes.progress(partial.done_bytes, partial.artifact.size_bytes)
 
 
 def _copy_piece(partial: PartialArtifact, piece: LocalPiece) -> int:

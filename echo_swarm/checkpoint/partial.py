@@ -11,6 +11,7 @@ import hashlib
 import os
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +24,13 @@ from echo_swarm.manifest import Artifact, ArtifactKind, sha256
 _INDEX = struct.Struct("<I")
 _BLOCK_BYTES = 1 << 20
 
+Told = Callable[[int], None]
+"""Called from the thread that works, with the bytes that were looked at so far."""
+
+
+def untold(_bytes: int) -> None:
+    """Do nothing."""
+
 
 class WrongPiece(MalformedMessage):
     """The bytes given for a piece are not those that the manifest lists."""
@@ -31,7 +39,7 @@ class WrongPiece(MalformedMessage):
 class PartialArtifact:
     """Blocking; used from worker threads, several at a time."""
 
-    def __init__(self, folder: Path, artifact: Artifact) -> None:
+    def __init__(self, folder: Path, artifact: Artifact, told: Told = untold) -> None:
         """Open or create the files, and check again what an earlier process wrote.
 
         Raises:
@@ -50,7 +58,7 @@ class PartialArtifact:
             self._file: BinaryIO = self.part_path.open("r+b" if self.part_path.exists() else "w+b", buffering=0)
             try:
                 self._file.truncate(artifact.size_bytes)
-                self._recheck()
+                self._recheck(told)
                 self._journal = self._fresh_journal()
             except OSError:
                 self._file.close()
@@ -97,7 +105,7 @@ class PartialArtifact:
         with self._lock:
             return self._read(index) if index in self.have and not self._closed else None
 
-    def finish(self) -> Path | None:
+    def finish(self, told: Told = untold) -> Path | None:
         """Sync, read the whole file back, compare, and give it its final name.
 
         Returns:
@@ -116,7 +124,7 @@ class PartialArtifact:
         with explained(self.part_path):
             with self.part_path.open("r+b", buffering=0) as file:
                 os.fsync(file.fileno())
-            whole_fits = file_digest(self.part_path) == self.artifact.digest
+            whole_fits = file_digest(self.part_path, told) == self.artifact.digest
         with self._lock, explained(self.part_path):
             self._check_open()
             if not whole_fits and self._lost_pieces():
@@ -183,13 +191,14 @@ class PartialArtifact:
         self._file.seek(index * self.artifact.piece_bytes)
         return _read_up_to(self._file, self.artifact.piece_length(index))
 
-    def _recheck(self) -> None:
+    def _recheck(self, told: Told = untold) -> None:
         """Hash the pieces that are believed to be there (all in memory or, at first, those of the journal)."""
         believed = list(self.have) or read_journal(self.journal_path, self.artifact)
         self.have = PieceMap(self.artifact.piece_count)
         for index in believed:
             if sha256(self._read(index)) == self.artifact.piece_digest(index):
                 self.have.add(index)
+                told(self.done_bytes)
 
     def _fresh_journal(self) -> BinaryIO:
         temporary = self.journal_path.with_name(self.journal_path.name + ".tmp")
@@ -213,13 +222,15 @@ def read_journal(path: Path, artifact: Artifact) -> list[int]:
     return sorted(index for index in indexes if index < artifact.piece_count)
 
 
-def file_digest(path: Path) -> bytes:
+def file_digest(path: Path, told: Told = untold) -> bytes:
     """Return the sha256 of a file, reading it in blocks."""
-    digest = hashlib.sha256()
+    digest, done = hashlib.sha256(), 0
     block = bytearray(_BLOCK_BYTES)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(block):
             digest.update(memoryview(block)[:count])
+            done += count
+            told(done)
     return digest.digest()
 
 

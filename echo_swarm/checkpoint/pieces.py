@@ -1,11 +1,24 @@
 """Which pieces of an artifact are held: a bitmap, as it is kept in memory and sent to others."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from echo_swarm.errors import MalformedMessage
 
 MAX_PACKED_BYTES = 1 << 13
 """65,536 pieces, the most that a manifest can list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPiece:
+    """A piece of another version that has the content wanted."""
+
+    path: Path
+    offset: int
+    length: int
+    wanted: tuple[int, ...]
+    """Indexes in the new artifact."""
 
 
 class PieceMap:

@@ -14,12 +14,11 @@ No name comes from a message: the run id is 32 hex digits, the version a number,
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from echo_swarm.checkpoint.files import allocated_bytes, free_bytes, publish_file, read_range, remove_file, size_of
-from echo_swarm.checkpoint.partial import PartialArtifact, file_digest, journal_of
-from echo_swarm.checkpoint.pieces import PieceMap
+from echo_swarm.checkpoint.partial import PartialArtifact, Told, file_digest, journal_of, untold
+from echo_swarm.checkpoint.pieces import LocalPiece, PieceMap
 from echo_swarm.checkpoint.retention import HeldVersion, versions_to_delete, versions_to_evict
 from echo_swarm.checkpoint.shelf import ManifestShelf
 from echo_swarm.errors import LocalFault, StorageFull
@@ -29,17 +28,6 @@ log = logging.getLogger(__name__)
 
 SLACK_BYTES = 1 << 20
 """Left free beside an artifact, for manifests, journals and the file system's own needs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPiece:
-    """A piece of another version that has the content wanted."""
-
-    path: Path
-    offset: int
-    length: int
-    wanted: tuple[int, ...]
-    """Indexes in the new artifact."""
 
 
 class VersionStore(ManifestShelf):
@@ -113,7 +101,9 @@ class VersionStore(ManifestShelf):
         bases = self._base_versions()
         return [digest for _, digest in sorted(whole, key=lambda item: item[0] not in bases)][:limit]
 
-    def verify(self, version: int, kind: ArtifactKind, precision: str | None = None) -> Path | None:
+    def verify(
+        self, version: int, kind: ArtifactKind, precision: str | None = None, told: Told = untold
+    ) -> Path | None:
         """Return the path of a whole artifact after hashing it (once in this process); None when it is not good.
 
         A damaged file is turned back into a download that keeps its good pieces.
@@ -123,21 +113,21 @@ class VersionStore(ManifestShelf):
         if artifact is None or path is None:
             return None
         checked = self._checked_map(artifact)
-        if checked.complete or file_digest(path) == artifact.digest:
+        if checked.complete or file_digest(path, told) == artifact.digest:
             self._checked[artifact.digest] = PieceMap.full(artifact.piece_count)
             return path
         self._demote(version, artifact)
         return None
 
-    def verify_digest(self, digest: bytes) -> Path | None:
+    def verify_digest(self, digest: bytes, told: Told = untold) -> Path | None:
         """Do the same for an artifact, whichever version has it."""
         held = [(v, a) for v, a in self._artifacts() if a.digest == digest and self._whole_path(v, a) is not None]
-        paths = (self.verify(version, artifact.kind, artifact.precision) for version, artifact in held)
+        paths = (self.verify(version, artifact.kind, artifact.precision, told) for version, artifact in held)
         return next((path for path in paths if path is not None), None)
 
     # Downloads.
 
-    def open_partial(self, version: int, artifact: Artifact) -> PartialArtifact:
+    def open_partial(self, version: int, artifact: Artifact, told: Told = untold) -> PartialArtifact:
         """Open the download of an artifact of a version that was added, after checking that there is room for it.
 
         Raises:
@@ -152,7 +142,7 @@ class VersionStore(ManifestShelf):
             self._downloading[artifact.digest] = version
         try:
             # Without the lock: what an earlier process left is hashed here, and serving goes on meanwhile.
-            partial = PartialArtifact(self.version_folder(version), artifact)
+            partial = PartialArtifact(self.version_folder(version), artifact, told)
         except BaseException:
             self._downloading.pop(artifact.digest, None)
             raise
@@ -160,9 +150,9 @@ class VersionStore(ManifestShelf):
             self._open[artifact.digest] = partial
         return partial
 
-    def finish_partial(self, partial: PartialArtifact) -> Path | None:
+    def finish_partial(self, partial: PartialArtifact, told: Told = untold) -> Path | None:
         """Give a complete download its final name; see `PartialArtifact.finish`."""
-        path = partial.finish()
+        path = partial.finish(told)
         if path is not None:
             self._checked[partial.artifact.digest] = PieceMap.full(partial.artifact.piece_count)
         return path

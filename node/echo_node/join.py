@@ -81,7 +81,7 @@ async def _take_part(
         seams = _seams(network, instance, clock, open_backend, choice.options.wanted(), display)
         node = Node(config, invite, seams)
         stop.call = node.stop
-        async with display.progress(node.status, clock):
+        async with display.progress(node.status, clock, node.transfers):
             outcome = await node.run()
         for line in _farewell(outcome, node):
             display.emit(line)

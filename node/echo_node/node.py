@@ -52,6 +52,7 @@ from echo_node.pusher import Pusher
 from echo_node.self_report import SelfReport
 from echo_node.status import LocalStatus, write_status
 from echo_node.swaps import Swaps
+from echo_node.transfer_view import TransferView
 from echo_node.wanted import Wanted
 from echo_node.worker import FAREWELL_S, OpenBackend, Worker
 from echo_swarm.checkpoint.fetch import Fetcher, FetchSettings
@@ -119,6 +120,7 @@ class Node:
         self._record_changed = anyio.Event()
         self.activity = Activity(seams.clock, seams.emit)
         self.swaps = Swaps(seams.clock, self.activity.say)
+        self.transfers = TransferView()
         self.store = VersionStore(run_dirs(config.state_dir), invite.run, quota_bytes=config.max_store_bytes)
         self.outbox = Outbox(self._paths.outbox, max_bytes=config.max_outbox_bytes)
         self.fetcher, self.blobs = self._make_exchange()
@@ -190,6 +192,7 @@ class Node:
             clock=self._seams.clock,
             activity=self.activity,
             swaps=self.swaps,
+            transfers=self.transfers,
             changed=self._on_versions_changed,
             needed=lambda: self.worker.needed_versions(),
             wanted_files=self._seams.wanted_files,

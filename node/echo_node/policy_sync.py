@@ -25,6 +25,7 @@ from echo_node.backends.base import PolicyFiles
 from echo_node.backoff import Backoff
 from echo_node.peers import Peers
 from echo_node.swaps import Swaps
+from echo_node.transfer_view import TransferView
 from echo_node.version_files import NotUsable, VersionFiles
 from echo_node.wanted import Wanted
 from echo_swarm.checkpoint.blob import ask_manifest
@@ -76,6 +77,7 @@ class PolicySync:
         needed: Callable[[], Collection[int]],
         wanted_files: Wanted | None = None,
         version_files: ObtainsFiles | None = None,
+        transfers: TransferView | None = None,
         backoff: Callable[[], Backoff] = lambda: Backoff(first_s=0.5, limit_s=30.0),
     ) -> None:
         self._host = host
@@ -95,6 +97,7 @@ class PolicySync:
             peers=peers,
             activity=activity,
             swaps=swaps,
+            transfers=transfers or TransferView(),
             wanted=wanted_files or Wanted(),
         )
         self._backoff = backoff

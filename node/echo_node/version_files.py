@@ -16,6 +16,7 @@ from echo_node.activity import Activity
 from echo_node.backends.base import PolicyFiles
 from echo_node.peers import Peers
 from echo_node.swaps import Swaps
+from echo_node.transfer_view import TransferView
 from echo_node.wanted import Wanted
 from echo_swarm.checkpoint.adapter_file import read_adapter
 from echo_swarm.checkpoint.delta.obtain import ByDelta
@@ -46,6 +47,7 @@ class VersionFiles:
         peers: Peers,
         activity: Activity,
         swaps: Swaps,
+        transfers: TransferView,
         wanted: Wanted,
     ) -> None:
         self._fetcher = fetcher
@@ -53,6 +55,7 @@ class VersionFiles:
         self._peers = peers
         self._activity = activity
         self._swaps = swaps
+        self._transfers = transfers
         self._wanted = wanted
 
     async def obtain(
@@ -111,21 +114,25 @@ class VersionFiles:
         async def providers() -> Sequence[PeerId]:
             return await self._peers.providers(artifact.digest)
 
+        watch = self._transfers.begin(name)
         by_delta = ByDelta(
             self._fetcher,
             self._store,
             providers_of=self._peers.providers,
             manifest_of=manifest_of,
             progress=self._progress(f"the changes that make {name}"),
+            watch=watch,
         )
         try:
             report = await self._fetcher.fetch(
-                signed, artifact, providers, progress=self._progress(name), fill=by_delta.fill
+                signed, artifact, providers, progress=self._progress(name), fill=by_delta.fill, watch=watch
             )
         except SourcesExhausted as e:
             # What came is kept, and the next try does not count it.
             self._swaps.fetched(wanted_for, size_bytes=_came_bytes(e.report), verify_s=e.report.verify_s)
             raise
+        finally:
+            self._transfers.end(watch)
         if report.delta_fault:
             self._activity.say(f"{name} came whole, not as its changes ({report.delta_fault})")
         for liar, what in report.liars.items():

@@ -11,6 +11,7 @@ from echo_swarm.checkpoint.delta.obtain import ByDelta
 from echo_swarm.checkpoint.fetch import Fetcher, FetchReport
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
+from echo_swarm.checkpoint.watch import FetchWatch, Stage
 from echo_swarm.clock import ManualClock
 from echo_swarm.errors import StorageFull, Unavailable
 from echo_swarm.identity import Identity, PeerId
@@ -76,14 +77,14 @@ class Node:
             raise Unavailable(f"nobody has version {version}")
         return self.run.manifests[version]
 
-    async def fetch(self, version: int) -> FetchReport:
+    async def fetch(self, version: int, watch: FetchWatch | None = None) -> FetchReport:
         async def providers(_digest: bytes):
             return self.sources
 
-        way = ByDelta(self.fetcher, self.store, providers_of=providers, manifest_of=self.manifest_of)
-        signed = self.run.manifests[version]
+        way = ByDelta(self.fetcher, self.store, providers_of=providers, manifest_of=self.manifest_of, watch=watch)
+        signed, artifact = self.run.manifests[version], self.run.manifests[version].message.artifacts[0]
         with anyio.fail_after(60):
-            report = await self.fetcher.fetch(signed, signed.message.artifacts[0], self.sources, fill=way.fill)
+            report = await self.fetcher.fetch(signed, artifact, self.sources, fill=way.fill, watch=watch)
         assert report.path is not None and report.path.read_bytes() == self.run.content(version)
         return report
 
@@ -119,6 +120,45 @@ async def test_a_node_that_missed_versions_takes_a_chain_and_writes_only_the_las
         deltas = [run.manifests[version].message.artifacts[1].size_bytes for version in range(1, 6)]
         assert (step.made_bytes, step.delta_bytes) == (size_of(run, 5), sum(deltas))
         assert node.store.complete_versions(SAFETENSORS) == [0, 5]
+
+
+class Watched(FetchWatch):
+    """Remembers how far each stage came: (change, stage) → (bytes, of how many)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[tuple[int, Stage], tuple[int, int]] = {}
+
+    def enter(self, stage: Stage, total_bytes: int, done_bytes: int = 0) -> None:
+        super().enter(stage, total_bytes, done_bytes)
+        self.advance(done_bytes)
+
+    def advance(self, done_bytes: int) -> None:
+        super().advance(done_bytes)
+        self.seen[self.change, self.stage] = (done_bytes, self.total_bytes)
+
+
+async def test_each_stage_of_a_chain_tells_how_far_it_is_in_bytes_of_its_own(tmp_path: Path) -> None:
+    async with run_in(tmp_path, versions=3) as run:
+        node = await run.node("node")
+        await node.fetch(0)
+        await node.fetch(2, watch := Watched())
+        size, deltas = size_of(run, 2), [run.manifests[v].message.artifacts[1].size_bytes for v in (1, 2)]
+        assert watch.seen == {
+            (0, Stage.CHECKING): (0, size),  # Of the base, which this process has checked before.
+            (1, Stage.CHECKING): (0, deltas[0]),
+            (1, Stage.FETCHING): (deltas[0], deltas[0]),
+            (1, Stage.VERIFYING): (deltas[0], deltas[0]),
+            (2, Stage.CHECKING): (0, deltas[1]),
+            (2, Stage.FETCHING): (deltas[1], deltas[1]),
+            (2, Stage.VERIFYING): (deltas[1], deltas[1]),
+            (0, Stage.APPLYING): (size, size),
+            (0, Stage.FETCHING): (size, size),
+            (0, Stage.VERIFYING): (size, size),
+        }
+        again = await run.node("node")  # Another process: what lies there is hashed, and that is told too.
+        await again.fetch(2, watch := Watched())
+        assert watch.seen == {(0, Stage.CHECKING): (size, size)}
 
 
 async def test_a_node_that_made_a_version_serves_both_forms_of_it(tmp_path: Path) -> None:

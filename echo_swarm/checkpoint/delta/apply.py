@@ -17,7 +17,7 @@ from echo_swarm.cgroups import cpu_count
 from echo_swarm.checkpoint.delta.block import BlockCodec
 from echo_swarm.checkpoint.delta.delta_file import DeltaFile
 from echo_swarm.checkpoint.files import read_range
-from echo_swarm.checkpoint.partial import PartialArtifact
+from echo_swarm.checkpoint.partial import PartialArtifact, Told, untold
 from echo_swarm.errors import EchoError, LocalFault, MalformedMessage
 
 
@@ -55,8 +55,8 @@ class DeltaChain:
         if self._header.size_bytes != artifact.size_bytes:
             raise MalformedMessage(f"delta: it makes {self._header.size_bytes} bytes of {artifact.size_bytes}")
 
-    async def run(self) -> int:
-        """Write what is missing and return how many bytes that were.
+    async def run(self, told: Told = untold) -> int:
+        """Write what is missing and return how many bytes that were; `told` hears of each block.
 
         Raises:
             MalformedMessage: a block makes no piece of the artifact; what was written before stays.
@@ -73,6 +73,7 @@ class DeltaChain:
             try:
                 for number in numbers:
                     written.append(await anyio.to_thread.run_sync(self._block, number, limiter=limiter))
+                    told(sum(written))
             except EchoError as e:
                 faults.append(e)
                 tasks.cancel_scope.cancel()

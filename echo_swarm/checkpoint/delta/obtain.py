@@ -20,6 +20,7 @@ from echo_swarm.checkpoint.fetch import Fetcher, Progress
 from echo_swarm.checkpoint.fetch_report import FetchReport, SourcesExhausted
 from echo_swarm.checkpoint.partial import PartialArtifact
 from echo_swarm.checkpoint.store import VersionStore
+from echo_swarm.checkpoint.watch import FetchWatch, Stage
 from echo_swarm.envelope import Signed
 from echo_swarm.errors import LocalFault, PeerFault, StorageFull, Unavailable
 from echo_swarm.identity import PeerId
@@ -48,6 +49,7 @@ class ByDelta:
         providers_of: who has an artifact.
         manifest_of: the trusted manifest of a version.
         progress: told of each piece of a delta.
+        watch: kept up to date, as by `Fetcher.fetch`.
 
     """
 
@@ -59,12 +61,14 @@ class ByDelta:
         providers_of: ProvidersOf,
         manifest_of: ManifestOf,
         progress: Progress | None = None,
+        watch: FetchWatch | None = None,
     ) -> None:
         self._fetcher = fetcher
         self._store = store
         self._providers_of = providers_of
         self._manifest_of = manifest_of
         self._progress = progress
+        self._watch = watch or FetchWatch()
 
     async def fill(self, signed: Signed[CheckpointManifest], partial: PartialArtifact, report: FetchReport) -> None:
         """Write what can be made of the artifact; `report.delta_fault` says what went wrong, if anything did.
@@ -87,6 +91,8 @@ class ByDelta:
         except (PeerFault, Unavailable, LocalFault) as e:
             report.delta_fault = str(e)
             return
+        finally:
+            self._watch.change = 0
         try:
             report.made_bytes += await self._apply(route, partial)
         except StorageFull:
@@ -99,7 +105,8 @@ class ByDelta:
             partial.missing_bytes, self._fetcher.bytes_per_s, self._fetcher.settings.max_bytes_per_s
         )
         with anyio.move_on_after(limit_s) as scope:
-            for step in route.steps:
+            for number, step in enumerate(route.steps, 1):
+                self._watch.change, self._watch.changes = number, len(route.steps)
                 await self._fetch(step, report, _Extension(scope, limit_s))
         if scope.cancelled_caught:
             raise Unavailable(f"the changes did not come within {limit_s:.0f} s")
@@ -114,18 +121,23 @@ class ByDelta:
                 self._progress(done, total)
 
         try:
-            came = await self._fetcher.fetch(step.signed, step.delta, providers, progress=told, starve_s=STARVE_S)
+            came = await self._fetcher.fetch(
+                step.signed, step.delta, providers, progress=told, starve_s=STARVE_S, watch=self._watch
+            )
         except SourcesExhausted as e:
             report.add_delta(e.report)
             raise
         report.add_delta(came)
 
     async def _apply(self, route: Route, partial: PartialArtifact) -> int:
-        base = await anyio.to_thread.run_sync(self._store.verify_digest, route.base.digest)
+        watch = self._watch
+        watch.enter(Stage.CHECKING, route.base.size_bytes)
+        base = await anyio.to_thread.run_sync(self._store.verify_digest, route.base.digest, watch.advance)
         if base is None:
             raise LocalFault(f"version {route.base_version} on this disk is damaged")
         chain = await anyio.to_thread.run_sync(self._chain, base, route, partial)
-        return await chain.run()
+        watch.enter(Stage.APPLYING, partial.artifact.size_bytes - partial.done_bytes)
+        return await chain.run(watch.advance)
 
     def _chain(self, base: Path, route: Route, partial: PartialArtifact) -> "DeltaChain":
         # Here, since they bring numpy, which no node needs before it has a delta.
