@@ -134,7 +134,7 @@ class Download:
                     talk.end(PeerUnreachable("gave nothing for a while, and others were waiting to be asked"))
                 exhausted = self._book.exhausted
                 # Peers that wait for each other's next piece would wait for ever.
-                starved = exhausted or not (self._plan.has_work or self._unanswered)
+                starved = exhausted or not (self._plan.has_work or self._unanswered or self._book.has_untried(now_s))
                 starved_since_s = (starved_since_s or now_s) if starved else None
                 limit_s = patience_s if exhausted else self._settings.starve_s
                 if starved_since_s is not None and now_s - starved_since_s >= limit_s:

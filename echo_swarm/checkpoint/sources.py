@@ -91,15 +91,18 @@ class SourceBook:
         kept = int(standing is not None and not standing.liar and self._max_active > 1)
         return self._max_active - kept - sum(s.active for p, s in self._standings.items() if p != self._reserved)
 
+    def has_untried(self, now_s: float) -> bool:
+        """Return whether a source that could be asked now was never asked: it waits for a place."""
+        return any(not s.active and s.attempts == 0 and self._may_start(s, now_s) for s in self._standings.values())
+
     def gives_way(self, now_s: float) -> PeerId | None:
         """Return the source to stop, if all places are taken and another was not tried yet; `failed` ends it."""
-        untried = any(not s.active and s.attempts == 0 and self._may_start(s, now_s) for s in self._standings.values())
         useless = {
             p: s.useful_at_s
             for p, s in self._standings.items()
             if s.active and p != self._reserved and now_s - s.useful_at_s >= USELESS_S
         }
-        if not untried or not useless or self._open_places > 0:
+        if not useless or self._open_places > 0 or not self.has_untried(now_s):
             return None
         return min(useless, key=lambda peer: useless[peer])
 
