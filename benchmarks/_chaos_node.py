@@ -23,7 +23,7 @@ from echo_node.swaps import Swaps
 from echo_swarm.checkpoint import shelf
 from echo_swarm.checkpoint.delta.apply import DeltaChain
 from echo_swarm.checkpoint.fetch import Fetcher, FetchReport
-from echo_swarm.checkpoint.partial import PartialArtifact, file_digest
+from echo_swarm.checkpoint.partial import PartialArtifact, Told, file_digest, untold
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.envelope import Signed
 from echo_swarm.invite import parse
@@ -42,9 +42,9 @@ def watch(phases: Phases) -> None:
     shelf.remove_folder = phases.around("pruning", shelf.remove_folder)
     apply, usable, joined = DeltaChain.run, Swaps.usable, PolicySync.joined
 
-    async def told_apply(self: DeltaChain) -> int:
+    async def told_apply(self: DeltaChain, told: Told = untold) -> int:
         with phases.within("applying"):
-            return await apply(self)
+            return await apply(self, told)
 
     def told_usable(self: Swaps, version: int) -> None:
         usable(self, version)
@@ -84,9 +84,9 @@ def _watch_pieces(phases: Phases) -> None:
     """Say how much of a file is verified: what a later life of the node finds must not be less."""
     open_partial, write = VersionStore.open_partial, PartialArtifact.write
 
-    def told_open(self: VersionStore, version: int, artifact: Artifact) -> PartialArtifact:
+    def told_open(self: VersionStore, version: int, artifact: Artifact, told: Told = untold) -> PartialArtifact:
         with phases.within("resuming"):
-            partial = open_partial(self, version, artifact)
+            partial = open_partial(self, version, artifact, told)
         phases.say("opened", digest=artifact.digest.hex(), done=partial.done_bytes, version=version)
         return partial
 
