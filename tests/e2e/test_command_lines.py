@@ -47,7 +47,9 @@ def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def swarm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Swarm:
-    return make_swarm(tmp_path_factory.mktemp("swarm"), model, evaluation={"every": 4, "prompts": 4})
+    return make_swarm(
+        tmp_path_factory.mktemp("swarm"), model, evaluation={"every": 4, "prompts": 4}, audits={"share": 0}
+    )
 
 
 @pytest.fixture(scope="module")
