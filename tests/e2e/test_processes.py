@@ -33,8 +33,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def swarm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Swarm:
-    # Room for versions to go by while a real model samples on a busy machine.
-    return make_swarm(tmp_path_factory.mktemp("swarm"), model, work={"max_staleness": 12})
+    # Room for versions to go by while a real model samples on a busy machine. Audits would end the node that makes its
+    # completions up.
+    return make_swarm(tmp_path_factory.mktemp("swarm"), model, work={"max_staleness": 12}, audits={"share": 0})
 
 
 @pytest.fixture(scope="module")
