@@ -195,7 +195,7 @@ def test_retention_below_staleness_is_refused_at_start(tmp_path):
 
 
 def test_a_piece_has_64_kibibytes_to_four_mebibytes():
-    sizes = (1, (4 << 20) + 1, (1 << 28) + 1, (1 << 31) + 1, (1 << 34) + 1)
+    sizes = (1, (1 << 26) + 1, (1 << 28) + 1, (1 << 31) + 1, (1 << 34) + 1)
     assert [piece_bytes_for(size) >> 10 for size in sizes] == [64, 256, 1024, 2048, 4096]
     assert piece_bytes_for(MAX_ARTIFACT_BYTES) == 4 << 20
 
