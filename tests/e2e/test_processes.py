@@ -178,6 +178,7 @@ def sequential(folder: Path, model: Path) -> Swarm:
         name=plug_in.NAME,
         run={"updates": UPDATES},
         work={"mode": "sequential", "max_staleness": 0, "seed": 5},
+        audits={"share": 0},
         optimizer={"warmup_updates": UPDATES},
     )
 
