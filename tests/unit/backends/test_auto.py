@@ -104,7 +104,7 @@ def test_settings_given_with_auto_reach_the_engine_that_is_taken() -> None:
     assert isinstance(found.options, LlamaCppOptions) and found.batch == 4
     found = choose("auto:batch=4", run_of(QWEN3_06B), machine(gpus=(GPU,)), survey=having(*ALL), head=head(WEIGHTS))
     assert found.options == VllmOptions(batch=4)
-    with pytest.raises(UsageError, match="option 'bacth'"):
+    with pytest.raises(UsageError, match="no setting 'bacth'"):
         choose("auto:bacth=4", run_of(QWEN3_06B), machine(), survey=having(*ALL))
 
 
