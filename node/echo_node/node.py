@@ -32,7 +32,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import anyio
-from anyio import to_thread
 
 from echo_node.activity import Activity, Part
 from echo_node.backends.restart import RestartPolicy
@@ -45,6 +44,7 @@ from echo_node.lease_book import LeaseBook
 from echo_node.leaving import told_while_leaving
 from echo_node.link import Joined, Link
 from echo_node.outbox import Outbox
+from echo_node.own_record import OwnRecord, keep_status
 from echo_node.peers import Peers
 from echo_node.policy_sync import PolicySync
 from echo_node.prober import Prober
@@ -62,15 +62,12 @@ from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.checkpoint.trust import TrustedHead
 from echo_swarm.clock import Clock
-from echo_swarm.directory.announce import keep_announced
-from echo_swarm.directory.base import Directory, peers_topic
+from echo_swarm.directory.base import Directory
 from echo_swarm.errors import LocalFault, StorageFull
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.transport.base import Host
 
-ANNOUNCE_S = 30.0
-STATUS_S = 5.0
 """Longest time between two status files."""
 
 
@@ -117,7 +114,6 @@ class Node:
         self._end = anyio.Event()
         self.final_status: LocalStatus | None = None
         """Set when `run` has ended."""
-        self._record_changed = anyio.Event()
         self.activity = Activity(seams.clock, seams.emit)
         self.swaps = Swaps(seams.clock, self.activity.say)
         self.transfers = TransferView()
@@ -151,6 +147,7 @@ class Node:
             score=self.worker.score,
         )
         self.report = self._make_report()
+        self._record = OwnRecord(seams.directory, invite.run, self.report.peer_record)
         self.heartbeat = Heartbeat(
             link=self.link,
             clock=seams.clock,
@@ -269,7 +266,13 @@ class Node:
         try:
             with bare_errors():
                 async with self.blobs, anyio.create_task_group() as tasks:
-                    for part in (self.worker.run, self.policies.run, self._connect, self._announce, self._note_status):
+                    for part in (
+                        self.worker.run,
+                        self.policies.run,
+                        self._connect,
+                        self._record.keep_announced,
+                        self._note_status,
+                    ):
                         tasks.start_soon(part)
                     await self._end.wait()
                     self.activity.doing("leaving")
@@ -303,7 +306,7 @@ class Node:
 
     def _on_versions_changed(self) -> None:
         self.worker.wake()
-        self._record_changed.set()
+        self._record.change()
 
     def _under_way(self) -> tuple[int, int]:
         running, unstored = self.worker.under_way
@@ -316,28 +319,12 @@ class Node:
         self._ending = self._ending or outcome
         self._end.set()
 
-    async def _announce(self) -> None:
-        await keep_announced(
-            self._seams.directory,
-            peers_topic(self._invite.run),
-            self.report.peer_record,
-            every_s=ANNOUNCE_S,
-            changed=self._next_record_change,
-        )
-
-    def _next_record_change(self) -> anyio.Event:
-        if self._record_changed.is_set():
-            self._record_changed = anyio.Event()
-        return self._record_changed
-
     async def _note_status(self) -> None:
-        while True:
-            try:
-                await to_thread.run_sync(write_status, self._paths.status, self.status())
-            except LocalFault as e:
-                missing = "room on the disk" if isinstance(e, StorageFull) else "the status file to be written"
-                self.activity.waits(Part.DISK, missing, str(e))
-            await anyio.sleep(min(self.heartbeat.beat_s, STATUS_S))
+        def failed(error: LocalFault) -> None:
+            missing = "room on the disk" if isinstance(error, StorageFull) else "the status file to be written"
+            self.activity.waits(Part.DISK, missing, str(error))
+
+        await keep_status(self._paths.status, self.status, lambda: self.heartbeat.beat_s, failed=failed)
 
     def status(self, *, running: bool = True) -> LocalStatus:
         """Return what the node says about itself now."""

@@ -27,7 +27,8 @@ from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths, run_dirs
 from echo_node.heartbeat import Heartbeat
 from echo_node.link import Joined, Link
-from echo_node.node import ANNOUNCE_S, STATUS_S, Outcome
+from echo_node.node import Outcome
+from echo_node.own_record import OwnRecord, keep_status
 from echo_node.peers import Peers
 from echo_node.policy_sync import PolicySync
 from echo_node.seeder_files import ALL_KINDS, SeederFiles
@@ -41,8 +42,7 @@ from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.checkpoint.trust import TrustedHead, check_run_manifest
 from echo_swarm.clock import Clock
-from echo_swarm.directory.announce import keep_announced
-from echo_swarm.directory.base import Directory, peers_topic
+from echo_swarm.directory.base import Directory
 from echo_swarm.errors import LocalFault, MalformedMessage, PeerFault, PeerUnreachable, RemoteError
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
@@ -75,7 +75,6 @@ class Seeder:
         self._paths = StatePaths(state_dir=config.state_dir, run_id=invite.run)
         self._ending: Outcome | None = None
         self._end = anyio.Event()
-        self._record_changed = anyio.Event()
         self.final_status: LocalStatus | None = None
         """Set when `run` has ended."""
         self.activity = Activity(seams.clock, seams.emit)
@@ -117,6 +116,7 @@ class Seeder:
             run_finished=lambda: self._finish(Outcome.FINISHED),
         )
         self.report = self._make_report()
+        self._record = OwnRecord(seams.directory, invite.run, self.report.peer_record)
 
     def _make_policies(self) -> PolicySync:
         trusted = TrustedHead(
@@ -190,7 +190,13 @@ class Seeder:
                 async with self.blobs, anyio.create_task_group() as tasks:
                     await self._remember_run()
                     self.activity.doing("serving")
-                    parts = (self.policies.run, self.link.run, self.heartbeat.run, self._announce, self._note_status)
+                    parts = (
+                        self.policies.run,
+                        self.link.run,
+                        self.heartbeat.run,
+                        self._record.keep_announced,
+                        self._note_status,
+                    )
                     for part in parts:
                         tasks.start_soon(part)
                     await self._end.wait()
@@ -231,7 +237,7 @@ class Seeder:
 
     def _on_versions_changed(self) -> None:
         self.activity.doing("serving")
-        self._record_changed.set()
+        self._record.change()
 
     def _finish(self, outcome: Outcome) -> None:
         self._ending = self._ending or outcome
@@ -243,26 +249,11 @@ class Seeder:
             with anyio.move_on_after(FAREWELL_S), contextlib.suppress(PeerUnreachable, RemoteError, MalformedMessage):
                 await self.link.call("release", goodbye, Released)
 
-    async def _announce(self) -> None:
-        await keep_announced(
-            self._seams.directory,
-            peers_topic(self._invite.run),
-            self.report.peer_record,
-            every_s=ANNOUNCE_S,
-            changed=self._next_record_change,
-        )
-
-    def _next_record_change(self) -> anyio.Event:
-        if self._record_changed.is_set():
-            self._record_changed = anyio.Event()
-        return self._record_changed
-
     async def _note_status(self) -> None:
-        while True:
-            try:
-                await to_thread.run_sync(write_status, self._paths.status, self.status())
-            except LocalFault as e:
-                self.activity.waits(Part.DISK, "the status file to be written", str(e))
-            else:
-                self.activity.done(Part.DISK)
-            await anyio.sleep(min(self.heartbeat.beat_s, STATUS_S))
+        await keep_status(
+            self._paths.status,
+            self.status,
+            lambda: self.heartbeat.beat_s,
+            failed=lambda error: self.activity.waits(Part.DISK, "the status file to be written", str(error)),
+            written=lambda: self.activity.done(Part.DISK),
+        )

@@ -1,8 +1,7 @@
 """Audits in a whole run: who computes and draws what it says is trusted, who does not loses its work and its place."""
 
 from array import array
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +13,11 @@ from echo_coordinator.state.audit_settings import AuditSettings
 from echo_coordinator.state.counters import WORK
 from echo_coordinator.trainer.probe_job import ProbeJob, ProbeValues
 from echo_node.backends.base import Completion, GenerationRequest, Outcome
-from echo_node.backends.inline import InlineBackend
 from echo_node.backends.options import ScriptedOptions
 from echo_node.backends.scripted import ScriptedEngine, script_logprobs
 from echo_swarm.codec import pack_u32, unpack_u32
-from echo_swarm.status import NodeStatus
 from tests.swarm.support.stand_ins import VOCABULARY
-from tests.swarm.support.whole_run import RunningNode, WholeRun, make_run
+from tests.swarm.support.whole_run import RunningNode, WholeRun, joined, make_run, status_of
 
 pytestmark = pytest.mark.anyio
 
@@ -87,23 +84,8 @@ def audited_run(folder: Path, **audits: object) -> WholeRun:
     return run
 
 
-@asynccontextmanager
-async def joined(run: WholeRun, name: str, engine: ScriptedEngine) -> AsyncGenerator[RunningNode]:
-    @asynccontextmanager
-    async def open_backend() -> AsyncGenerator[InlineBackend]:
-        yield InlineBackend(engine)
-
-    async with run.node(name, open_backend=open_backend) as node:
-        yield node
-
-
-def of(coordinator: Coordinator, node: RunningNode) -> NodeStatus | None:
-    peer = node.node.status().peer_id
-    return next((n for n in coordinator.reporter.status().nodes if n.peer_id == peer), None)
-
-
 def standing(coordinator: Coordinator, node: RunningNode) -> str:
-    status = of(coordinator, node)
+    status = status_of(coordinator, node)
     return status.standing if status else ""
 
 
@@ -128,7 +110,7 @@ async def test_liars_that_answer_probes_honestly_are_found_and_their_work_is_not
             await until(lambda bad=bad: standing(coordinator, bad) == "suspended", "it is found")
         for good in (first, second):
             await until(lambda good=good: standing(coordinator, good) == "proven", "it is trusted")
-        found = of(coordinator, liar)
+        found = status_of(coordinator, liar)
         assert found is not None and found.standing_detail.startswith("far") and not found.in_flight
         assert any("failed an audit" in warning for warning in coordinator.reporter.status().warnings)
         audits = coordinator.reporter.status().audits

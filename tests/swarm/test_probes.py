@@ -1,8 +1,7 @@
 """Probes in a whole run: who computes what it says stays, who does not is set aside until it does."""
 
 from array import array
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -14,16 +13,15 @@ from echo_coordinator.state.counters import WORK
 from echo_coordinator.state.probe_settings import ProbeSettings
 from echo_coordinator.trainer.probe_job import ProbeJob, ProbeValues
 from echo_node.backends.base import LoadTimes, PolicyFiles, ScoreRequest, Scores
-from echo_node.backends.inline import InlineBackend
 from echo_node.backends.options import ScriptedOptions
 from echo_node.backends.scripted import ScriptedEngine, script_logprobs
 from echo_swarm.codec import pack_u32, unpack_u32
 from echo_swarm.errors import BackendFailed
-from echo_swarm.status import NodeStatus, RunStatus
+from echo_swarm.status import RunStatus
 from echo_swarm.work import BackendReport
 from tests.swarm.support.puppet_backend import PuppetBackend
 from tests.swarm.support.stand_ins import VOCABULARY
-from tests.swarm.support.whole_run import RunningNode, WholeRun, make_run
+from tests.swarm.support.whole_run import RunningNode, WholeRun, joined, make_run, status_of
 
 pytestmark = pytest.mark.anyio
 
@@ -88,21 +86,6 @@ def probed_run(folder: Path, **probes: object) -> WholeRun:
     return run
 
 
-@asynccontextmanager
-async def joined(run: WholeRun, name: str, engine: ScriptedEngine) -> AsyncGenerator[RunningNode]:
-    @asynccontextmanager
-    async def open_backend() -> AsyncGenerator[InlineBackend]:
-        yield InlineBackend(engine)
-
-    async with run.node(name, open_backend=open_backend) as node:
-        yield node
-
-
-def of(coordinator: Coordinator, node: RunningNode) -> NodeStatus | None:
-    peer = node.node.status().peer_id
-    return next((n for n in coordinator.reporter.status().nodes if n.peer_id == peer), None)
-
-
 async def until(condition: Callable[[], object], what: str) -> None:
     with anyio.move_on_after(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - looks at a status, which no event announces
@@ -112,7 +95,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 
 def verdict(coordinator: Coordinator, node: RunningNode) -> str:
-    status = of(coordinator, node)
+    status = status_of(coordinator, node)
     return status.probe if status else ""
 
 
@@ -148,11 +131,11 @@ async def test_who_lies_about_its_version_or_computes_otherwise_is_set_aside_and
         assert sum("is set aside" in warning for warning in status.warnings) == 2
 
         # They hold nothing and are given nothing, and are told why; the others go on.
-        before = [of(coordinator, node) for node in (liar, wrong)]
+        before = [status_of(coordinator, node) for node in (liar, wrong)]
         assert all(node is not None and node.set_aside and not node.in_flight for node in before)
         updates = coordinator.state.updates.count
         await until(lambda: coordinator.state.updates.count >= updates + 2, "training goes on")
-        after = [of(coordinator, node) for node in (liar, wrong)]
+        after = [status_of(coordinator, node) for node in (liar, wrong)]
         assert [n and n.accepted for n in before] == [n and n.accepted for n in after]
         assert any("other version" in line for line in liar.lines)
         await until(lambda: "a probe to fit" in wrong.node.activity.headline, "it says what it waits for")
@@ -165,7 +148,7 @@ async def test_who_lies_about_its_version_or_computes_otherwise_is_set_aside_and
 
 
 def _confirmed(coordinator: Coordinator, node: RunningNode) -> int:
-    status = of(coordinator, node)
+    status = status_of(coordinator, node)
     return -1 if status is None or status.confirmed_version is None else status.confirmed_version
 
 
@@ -209,11 +192,11 @@ async def test_who_is_set_aside_stays_so_over_a_restart_of_the_coordinator(tmp_p
         async with run.coordinator() as coordinator:
             await until(lambda: verdict(coordinator, wrong) == "far", "it is noticed")
             await until(lambda: verdict(coordinator, good) == "matches", "the other one fits")
-            items, before = coordinator.state.probes.items, of(coordinator, wrong)
+            items, before = coordinator.state.probes.items, status_of(coordinator, wrong)
         async with run.coordinator() as coordinator:
             assert coordinator.state.probes.items == items
             await until(lambda: good.verdicts["accepted"] > 8, "the other one works")
-            status = of(coordinator, wrong)
+            status = status_of(coordinator, wrong)
             assert status is not None and status.set_aside
             assert before is not None and status.accepted == before.accepted
             done = wrong.verdicts["accepted"]
@@ -251,7 +234,7 @@ async def test_a_probe_that_comes_before_the_first_load_or_whose_backend_dies_is
 
     puppet.load, puppet.score = slow_load, failing_score  # type: ignore[method-assign]
     async with run.coordinator() as coordinator, run.node("late", open_backend=puppet.open) as late:
-        await until(lambda: of(coordinator, late), "it joined")
+        await until(lambda: status_of(coordinator, late), "it joined")
         await until(lambda: coordinator.state.probes.references, "there is something to ask")
         assert not scored
         loading.set()

@@ -25,6 +25,7 @@ from echo_swarm.directory.memory import DirectoryStore, MemoryDirectory
 from echo_swarm.errors import EchoError
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
+from echo_swarm.status import NodeStatus
 from echo_swarm.transport.memory import MemoryNetwork
 from tests.swarm.support.stand_ins import StandInScorers, StandInTrainer, write_model
 
@@ -108,6 +109,24 @@ class WholeRun:
 async def inline_backend(options: ScriptedOptions) -> AsyncGenerator[InlineBackend]:
     """Run the scripted engine in this process (an `OpenBackend` when bound to its options)."""
     yield InlineBackend(ScriptedEngine(options))
+
+
+@asynccontextmanager
+async def joined(run: WholeRun, name: str, engine: ScriptedEngine) -> AsyncGenerator[RunningNode]:
+    """Run a node with this engine."""
+
+    @asynccontextmanager
+    async def open_backend() -> AsyncGenerator[InlineBackend]:
+        yield InlineBackend(engine)
+
+    async with run.node(name, open_backend=open_backend) as node:
+        yield node
+
+
+def status_of(coordinator: Coordinator, node: RunningNode) -> NodeStatus | None:
+    """What the coordinator shows of a node; None if it does not know it."""
+    peer = node.node.status().peer_id
+    return next((n for n in coordinator.reporter.status().nodes if n.peer_id == peer), None)
 
 
 async def _run(running: RunningNode) -> None:
