@@ -179,7 +179,7 @@ async def test_a_lease_that_runs_out_is_dropped_and_handed_back(tmp_path: Path):
         assert coordinator.released[0].lease_ids == tuple(coordinator.granted) and not coordinator.released[0].failed
         puppet.hold = False
         puppet.finish()
-        coordinator.lease_s = 30.0
+        coordinator.lease_s = 300.0
         coordinator.wish(2)
         await until(lambda: len(coordinator.accepted) == 2)
     assert sum(c.total() for c in coordinator.counts.values()) == 2

@@ -79,7 +79,7 @@ class FakeCoordinator:
         *,
         max_staleness: int = 2,
         beat_s: float = 0.2,
-        lease_s: float = 30.0,
+        lease_s: float = 300.0,
         group_size: int = 4,
         identity: Identity | None = None,
     ):
