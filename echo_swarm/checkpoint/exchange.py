@@ -1,0 +1,250 @@
+"""What goes on with one source of a download: learning what it has, asking it for pieces, taking what comes.
+
+first_have ──► run ─┬─ refresh: what it has now, whom it knows of
+                    ├─ ask for a piece (PiecePlan, or the coordinator, says which) ──► verify, write
+                    └─ … up to `window` at a time
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from echo_swarm.checkpoint.blob import BUSY, NOT_FOUND, PeerHint
+from echo_swarm.checkpoint.conversation import MAX_BUSY, Conversation
+from echo_swarm.checkpoint.fetch_plan import PiecePlan
+from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings
+from echo_swarm.checkpoint.partial import PartialArtifact
+from echo_swarm.checkpoint.pieces import PieceMap
+from echo_swarm.checkpoint.rate import RateLimit
+from echo_swarm.checkpoint.sources import SourceBook
+from echo_swarm.errors import EchoError, LocalFault, MalformedMessage, PeerFault, PeerUnreachable, RemoteError
+from echo_swarm.identity import PeerId
+from echo_swarm.transport.base import Host
+
+_IDLE_S = 0.25
+"""A source that has nothing for us is looked at again after this time, or when a piece arrives."""
+_BEGINNINGS = 5
+"""Times that a source may have nothing yet when it is asked first."""
+_MAX_STRIKES = 3
+"""Times that a source may say it has a piece and then not give it. More than one: a piece can move while we ask."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Common:
+    """What all conversations of one download share."""
+
+    host: Host
+    partial: PartialArtifact
+    plan: PiecePlan
+    book: SourceBook
+    settings: FetchSettings
+    report: FetchReport
+    rate: RateLimit
+    on_piece: Callable[[PeerId, int], None]
+    """Told of each verified piece that was missing."""
+    on_hints: Callable[[PeerId, Sequence[PeerHint]], None]
+    """Told whom a source names."""
+    end: Callable[[EchoError | None], None]
+    """Ends the download: with a fault, or because nothing is missing."""
+    changed: anyio.Event = field(default_factory=anyio.Event)
+    unanswered: int = 0
+    """Sources that have not said yet what they have."""
+
+    def wake(self) -> None:
+        """Let all who wait for something to ask look again."""
+        self.changed.set()
+        self.changed = anyio.Event()
+
+
+class Exchange:
+    """See the module. One source, one conversation.
+
+    Args:
+        talk: what is known of the source.
+        common: what it shares with the others.
+
+    """
+
+    def __init__(self, talk: Conversation, common: Common) -> None:
+        self._talk = talk
+        self._common = common
+        self._artifact = common.partial.artifact
+
+    async def run(self) -> None:
+        """Ask until told to stop (`Conversation.end`).
+
+        Raises:
+            PeerUnreachable, RemoteError, PeerFault: why it did not come to an exchange.
+
+        """
+        common = self._common
+        common.unanswered += 1
+        try:
+            common.plan.update(self._talk.peer, await self._talk.answer(self._first_have()))
+        finally:
+            common.unanswered -= 1
+        await self._exchange()
+
+    async def _exchange(self) -> None:
+        talk, rate = self._talk, self._common.rate
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._refresh)
+            while True:
+                now_s = anyio.current_time()
+                pause_s = max(talk.busy_until_s - now_s, rate.backlog_s())
+                index = None if pause_s > 0 else await self._next(now_s, tasks)
+                if index is not None:
+                    # Before any other conversation takes its turn.
+                    rate.charge(self._artifact.piece_length(index))
+                    tasks.start_soon(self._request, index)
+                    continue
+                with anyio.move_on_after(min(_IDLE_S, pause_s) if pause_s > 0 else _IDLE_S):
+                    await self._common.changed.wait()
+
+    async def _next(self, now_s: float, tasks: TaskGroup) -> int | None:
+        """Return the piece to ask of the source now."""
+        talk, plan = self._talk, self._common.plan
+        if not talk.offers:
+            return plan.take(talk.peer, now_s)
+        if not talk.choosing and 2 * len(talk.offered) <= plan.window(talk.peer):
+            # While some are left, so that no time passes between them and the next ones.
+            talk.choosing = True
+            tasks.start_soon(self._ask_offer)
+        while talk.offered:
+            index = talk.offered[-1]
+            if plan.claim(talk.peer, index, now_s):
+                return talk.offered.pop()
+            if plan.is_full(talk.peer):
+                return None
+            talk.offered.pop()
+        return plan.take_late(talk.peer, now_s)
+
+    async def _ask_offer(self) -> None:
+        talk = self._talk
+        wanted, count = self._common.plan.wanted(talk.peer, talk.offered)
+        try:
+            if count:
+                timeout_s = self._common.settings.answer_timeout_s
+                offered = await talk.client.offer(self._artifact.digest, wanted.pack(), count, timeout_s=timeout_s)
+                talk.offered[:0] = chosen = [index for index in offered if index in wanted][:count]
+                talk.offers = bool(chosen)
+        except RemoteError:
+            talk.offers = False  # It leaves the choice to us.
+        except (PeerUnreachable, PeerFault) as e:
+            talk.end(e)
+        finally:
+            talk.choosing = False
+        if count:
+            self._common.wake()
+
+    async def _refresh(self) -> None:
+        """Follow what the source has, and whom it knows of."""
+        talk, settings, plan = self._talk, self._common.settings, self._common.plan
+        pause_s = settings.greet_first_s if talk.complete else 0.0
+        while True:
+            await anyio.sleep(pause_s)
+            before = talk.held
+            try:
+                have = await self._ask_have(wait_s=settings.news_wait_s)
+            except (PeerUnreachable, PeerFault) as e:
+                return talk.end(e)
+            if have.held != before:
+                plan.update(talk.peer, have)
+                self._common.wake()
+            if have.complete:
+                pause_s = min(settings.greet_s, 2 * max(pause_s, settings.greet_first_s))
+            elif have.held <= before:
+                pause_s = settings.refresh_s
+            else:
+                # News is urgent only while there is little to ask for.
+                pause_s = settings.refresh_s if plan.stock(talk.peer) > settings.window else 0.0
+
+    async def _request(self, index: int) -> None:
+        common = self._common
+        try:
+            await self._fetch_piece(index)
+        except RemoteError as e:
+            await self._refused(index, e)
+        except (PeerUnreachable, PeerFault) as e:
+            self._talk.end(e)
+        except LocalFault as e:
+            common.end(e)
+        finally:
+            common.plan.settle(self._talk.peer, index, anyio.current_time())
+            common.wake()
+        if common.partial.have.complete:
+            common.end(None)
+
+    async def _fetch_piece(self, index: int) -> None:
+        talk, common = self._talk, self._common
+        length = self._artifact.piece_length(index)
+        # With a full window each request waits for the others of the same peer.
+        slowest_s = common.settings.window * length / common.settings.min_bytes_per_s
+        timeout_s = common.settings.answer_timeout_s + slowest_s
+        try:
+            data = await talk.answer(talk.client.piece(self._artifact.digest, index, timeout_s=timeout_s))
+        except BaseException:
+            common.rate.refund(length)  # Nothing came: others may ask for as much.
+            raise
+        await self._take(index, data)
+
+    async def _take(self, index: int, data: bytes) -> None:
+        """Verify and write a piece that came."""
+        talk, report = self._talk, self._common.report
+        try:
+            fresh = await anyio.to_thread.run_sync(self._common.partial.write, index, data)
+        except MalformedMessage:
+            report.wasted_bytes += len(data)
+            raise
+        if not fresh:
+            report.wasted_bytes += len(data)
+            return
+        report.bytes_by_source[talk.peer] = report.bytes_by_source.get(talk.peer, 0) + len(data)
+        self._common.book.delivered(talk.peer, anyio.current_time())
+        talk.busy = 0
+        self._common.on_piece(talk.peer, len(data))
+
+    async def _refused(self, index: int, error: RemoteError) -> None:
+        """Decide what an error frame means: wait, look again at what the source has, or stop."""
+        talk = self._talk
+        if error.code == BUSY and talk.busy < MAX_BUSY:
+            return talk.rest(self._common.settings.retry_s)
+        if error.code != NOT_FOUND:
+            return talk.end(error)
+        try:
+            have = await self._ask_have()
+        except (PeerUnreachable, PeerFault) as e:
+            return talk.end(e)
+        talk.strikes += index in have
+        if talk.strikes >= _MAX_STRIKES:
+            talk.end(MalformedMessage("says that it has pieces which it then does not give"))
+        self._common.plan.update(talk.peer, have)
+
+    async def _ask_have(self, *, wait_s: float = 0.0) -> PieceMap:
+        talk = self._talk
+        reply = await talk.client.have(
+            self._artifact.digest,
+            known=talk.held if wait_s else 0,
+            wait_s=wait_s,
+            # Who follows a download asks often: said once is enough.
+            addresses=() if talk.held and not talk.complete else self._common.host.addresses,
+            timeout_s=self._common.settings.answer_timeout_s,
+        )
+        self._common.on_hints(talk.peer, reply.peers)
+        have = PieceMap.unpack(self._artifact.piece_count, reply.pieces)
+        talk.held, talk.complete = have.held, have.complete
+        return have
+
+    async def _first_have(self) -> PieceMap:
+        """Ask for the first time. Who is told of a version at the same time as we are may begin a moment later."""
+        for left in reversed(range(_BEGINNINGS)):
+            try:
+                return await self._ask_have()
+            except RemoteError as e:
+                if e.code != NOT_FOUND or not left:
+                    raise
+                await anyio.sleep(self._common.settings.greet_first_s)
+        raise AssertionError("unreachable")
