@@ -121,3 +121,15 @@ async def test_requests_need_ids_of_their_own_and_have_a_limit(tmp_path: Path, l
             with pytest.raises(UsageError, match=f"more than {MAX_OUTSTANDING}"):
                 await backend.submit([request(i) for i in range(1, MAX_OUTSTANDING + 1)])
             await backend.submit([request(1)])
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_child_imports_nothing_that_lies_in_the_folder_where_the_node_was_started(
+    tmp_path: Path, log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("msgpack", "numpy", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('somebody else s file')")
+    monkeypatch.chdir(tmp_path)
+    with anyio.fail_after(120):
+        async with start_backend(TorchOptions(device="cpu"), log_path=log_path, nice=0) as backend:
+            assert backend.report.backend == "torch"

@@ -37,8 +37,14 @@ from echo_swarm.work import BackendReport
 
 _FOREVER_S = 1e7
 """The receiving task waits as long as it takes; `_watch` judges silence."""
-_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""A backend loads what it is given and downloads nothing."""
+_ENVIRONMENT = {
+    # A backend loads what it is given and downloads nothing.
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Nor does it import what lies in the folder that the node was started in, such as somebody's torch.py.
+    "PYTHONSAFEPATH": "1",
+}
 _FOREIGN = {"PYTHONPATH": "", "PYTHONHOME": ""}
 """Another interpreter has its own packages; ours on its path would be mixed with them."""
 
