@@ -260,9 +260,9 @@ def read_run(swarm: Swarm, invite: str) -> RunManifest:
     return check_run_manifest(swarm.run.run_manifest.read_bytes(), run_id=joined.run, publisher_key=joined.key).message
 
 
-def as_node_chooses(option: str, run: RunManifest, *, elsewhere: bool) -> EngineOptions:
+def as_node_chooses(option: str, run: RunManifest, *, python: str) -> EngineOptions:
     """Return a backend's settings as `echo-node join --backend OPTION` would complete them."""
-    return choose(option, run, elsewhere=elsewhere).options
+    return choose(option, run, python=python).options
 
 
 def fetched_policy(node: JoinedNode, run: RunManifest) -> PolicyFiles:

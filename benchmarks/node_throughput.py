@@ -151,7 +151,7 @@ async def measure_backend(running: Running, name: str, scale: Scale, requests: l
     flags = ["--backend", option, *(["--backend-python", python] if name == "vllm" else [])]
     node = await start_node(running.swarm, running.invite, name, flags)
     run = read_run(running.swarm, running.invite)
-    options = as_node_chooses(option, run, elsewhere=name == "vllm")
+    options = as_node_chooses(option, run, python=python)
     log_path = running.swarm.folder / "logs" / f"{name}-alone.log"
     alone, by_node = list[Window](), list[Span]()
     try:

@@ -42,7 +42,7 @@ def join(
         Path | None,
         typer.Option(
             "--backend-python",
-            help="Python of another environment; runs the backend, whichever it is.",
+            help="Python of another environment for the backend; auto also looks at this one.",
             show_default=False,
         ),
     ] = None,

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from echo_node.activity import Activity
 from echo_node.backends.options import parse_options, read_option, split_option
-from echo_node.backends.survey import Survey, survey
+from echo_node.backends.survey import Survey, everywhere, survey
 from echo_node.backends.tested import Verdicts
 from echo_node.bare_errors import bare_errors
 from echo_node.checks import MIN_FREE_BYTES, VERSIONS_HELD, Check, check_helper, local_checks
@@ -135,14 +135,14 @@ async def _look(question: Question, tell: Callable[[str], None], show: Callable[
     show(_machine_lines(machine, cpu_flags()))
     checks, run, head = await _checks(question, tell)
     show([*map(_check_line, checks), ""])
-    found = await to_thread.run_sync(survey, question.python)
+    named = split_option(question.backend)[0] != "auto"
+    found = await to_thread.run_sync(survey if named else everywhere, question.python)
     model = run or BUILT_IN
     show([f"backends, for {model.name}:"])
     cards = await _cards(question, found, model, machine, head, tell, show)
     chosen, error = None, next((check.error for check in checks if check.error), None)
     try:
-        elsewhere = question.python != sys.executable
-        chosen = choose(question.backend, model, machine, elsewhere=elsewhere, survey=found, head=head)
+        chosen = choose(question.backend, model, machine, python=question.python, survey=found, head=head)
         card = next((card for card in cards if card.name == chosen.name), None)
         if card is not None and card.problem:
             raise BackendFailed(f"the backend that join would take, {card.name}, cannot be used: {card.problem}")
@@ -156,7 +156,7 @@ async def _look(question: Question, tell: Callable[[str], None], show: Callable[
         backends=tuple(cards),
         chosen=chosen,
         error=error,
-        provisional=head is None and split_option(question.backend)[0] == "auto",
+        provisional=head is None and not named,
     )
     show(_choice_lines(report))
     return report
@@ -217,7 +217,6 @@ async def _cards(
                     found[name],
                     run,
                     machine,
-                    python=question.python,
                     log_path=Path(folder) / f"{name}.log",
                     # A folder that is not there yet is the first join's to make.
                     verdicts=Verdicts(question.state_dir) if question.state_dir.is_dir() else None,

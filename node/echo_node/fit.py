@@ -4,6 +4,7 @@ engine's settings, RunManifest, Machine ─► fit ─► BackendChoice: the set
 """
 
 import importlib.metadata
+import sys
 from dataclasses import dataclass
 
 from echo_node.backends.options import EngineOptions, LlamaCppOptions, TorchOptions, VllmOptions
@@ -42,6 +43,8 @@ class BackendChoice:
     available_bytes: int = 0
     reasons: tuple[str, ...] = ()
     """With `auto`: what spoke against each engine that was looked at before this one, and for this one."""
+    python: str = sys.executable
+    """The interpreter that runs it."""
 
     @property
     def batch(self) -> int:

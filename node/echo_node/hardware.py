@@ -5,7 +5,9 @@
 survey (what is installed), Machine, RunManifest, head (which files are published) ─┘
 """
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from echo_node.backends.options import (
     EngineOptions,
@@ -33,7 +35,7 @@ def choose(
     run: RunManifest,
     machine: Machine | None = None,
     *,
-    elsewhere: bool = False,
+    python: str = sys.executable,
     survey: Survey | None = None,
     head: CheckpointManifest | None = None,
 ) -> BackendChoice:
@@ -43,8 +45,8 @@ def choose(
         option: `auto` (or None), a name, or a name with settings, such as `torch:batch=4,device=cpu`.
         run: gives the model's shape and the run's limits.
         machine: from `probe`, which is called when it is not given; that may block for some seconds.
-        elsewhere: another interpreter runs the engine.
-        survey: what that interpreter has; this one's when it is not given.
+        python: the interpreter that runs the engine; with `auto`, the one in which `survey` found it.
+        survey: what there is to choose from; what this interpreter has when it is not given.
         head: the newest version, if one is published: which kinds of files there are.
 
     Raises:
@@ -55,13 +57,20 @@ def choose(
     machine = machine or probe()
     name, given = split_option(option or "auto")
     if name == "auto":
-        return auto(given, run, machine, survey or look(), head)
-    _, options, named = read_option(option, elsewhere=elsewhere)
-    return fit(options, run, machine, fixed="batch" in named, file_bytes=file_bytes(options, head))
+        return auto(given, run, machine, survey or look(), head, python=python)
+    _, options, named = read_option(option, elsewhere=python != sys.executable)
+    choice = fit(options, run, machine, fixed="batch" in named, file_bytes=file_bytes(options, head))
+    return replace(choice, python=python)
 
 
 def auto(
-    given: dict[str, str], run: RunManifest, machine: Machine, survey: Survey, head: CheckpointManifest | None
+    given: dict[str, str],
+    run: RunManifest,
+    machine: Machine,
+    survey: Survey,
+    head: CheckpointManifest | None,
+    *,
+    python: str = sys.executable,
 ) -> BackendChoice:
     """Return the first engine of ORDER that is installed, has what it needs, and into which the model fits.
 
@@ -80,15 +89,10 @@ def auto(
             except EchoError as e:
                 problem = str(e)
             else:
-                reasons.append(f"{choice.name}: {_FOR[name]}")
-                return BackendChoice(
-                    name=choice.name,
-                    options=choice.options,
-                    text=choice.text,
-                    needed_bytes=choice.needed_bytes,
-                    available_bytes=choice.available_bytes,
-                    reasons=tuple(reasons),
-                )
+                runs_it = survey[name].python
+                where = "" if runs_it == python else f"; in this command's own environment, since {python} lacks it"
+                reasons.append(f"{choice.name}: {_FOR[name]}{where}")
+                return replace(choice, reasons=tuple(reasons), python=runs_it)
         reasons.append(f"not {name}: {problem}")
     raise BackendFailed(f"no backend suits this run on this machine ({'; '.join(reasons)})")
 

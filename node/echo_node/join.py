@@ -13,7 +13,7 @@ from echo_node.backends.base import Backend
 from echo_node.backends.child import ChildBackend
 from echo_node.backends.options import read_option
 from echo_node.backends.renewing import open_renewing
-from echo_node.backends.survey import survey
+from echo_node.backends.survey import everywhere
 from echo_node.backends.tested import Verdicts, open_tested
 from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths
@@ -108,8 +108,8 @@ async def _choose(
             _option(config),
             run,
             await to_thread.run_sync(probe),
-            elsewhere=config.backend_python is not None,
-            survey=await to_thread.run_sync(survey, _python(config)),
+            python=_python(config),
+            survey=await to_thread.run_sync(everywhere, _python(config)),
             head=head,
         )
 
@@ -120,7 +120,6 @@ def _backend_opener(
     for reason in choice.reasons:
         display.emit(f"--backend auto: {reason}")
     log_path = StatePaths(state_dir=config.state_dir, run_id=invite.run).backend_log
-    python = _python(config)
     verdicts = Verdicts(config.state_dir)
 
     def tell(line: str) -> None:
@@ -134,7 +133,7 @@ def _backend_opener(
         ticker.begin(f"starting {choice.text}")
         try:
             async with open_tested(
-                choice.options, log_path=log_path, verdicts=verdicts, emit=tell, python=python
+                choice.options, log_path=log_path, verdicts=verdicts, emit=tell, python=choice.python
             ) as backend:
                 ticker.end()
                 display.emit(f"sampling with {choice.text}")

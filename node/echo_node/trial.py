@@ -73,7 +73,6 @@ async def examine(
     run: RunManifest,
     machine: Machine,
     *,
-    python: str,
     log_path: Path,
     verdicts: Verdicts | None,
     start: bool = True,
@@ -99,7 +98,7 @@ async def examine(
         facts |= {"fits": False, "problem": str(e)}
     if start:
         try:
-            facts |= await _start(options, python, log_path, verdicts)
+            facts |= await _start(options, installed.python, log_path, verdicts)
         except BackendFailed as e:
             facts["problem"] = str(e)
     return BackendCard(**facts)  # pyright: ignore[reportArgumentType]

@@ -31,6 +31,7 @@ from echo_node.backends.base import (
 from echo_node.backends.conductor import LoadResult, ScoreResult
 from echo_node.backends.frames import pack_policy, pack_requests, pack_score, unpack_event
 from echo_node.backends.options import OPTIONS, EngineOptions
+from echo_node.backends.survey import FOREIGN
 from echo_swarm.children import Child, start_child
 from echo_swarm.errors import BackendFailed, MalformedMessage, UsageError
 from echo_swarm.work import BackendReport
@@ -45,8 +46,6 @@ _ENVIRONMENT = {
     # Nor does it import what lies in the folder that the node was started in, such as somebody's torch.py.
     "PYTHONSAFEPATH": "1",
 }
-_FOREIGN = {"PYTHONPATH": "", "PYTHONHOME": ""}
-"""Another interpreter has its own packages; ours on its path would be mixed with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +239,7 @@ async def start_backend(
         name=f"{name} backend",
         log_path=log_path,
         python=python,
-        environment={**_ENVIRONMENT, **options.environment(), **(_FOREIGN if python != sys.executable else {})},
+        environment={**_ENVIRONMENT, **options.environment(), **(FOREIGN if python != sys.executable else {})},
     ) as child:
         backend = await _greet(child, patience)
         try:

