@@ -13,6 +13,7 @@ EchoError                     1   anything of ours
 │   ├── BackendFailed         6   the sampling backend, the trainer or a scorer failed
 │   ├── StorageFull           7   not enough room, with both figures
 │   └── IdentityInUse         9   this key is already live elsewhere
+├── Banned                   10   the run's owner wants no work from this key
 └── PeerFault                     a peer sent something wrong; never ends a process
     ├── MalformedMessage          undecodable, mistyped, out of range, too large
     ├── BadSignature
@@ -94,6 +95,12 @@ class IdentityInUse(LocalFault):
     """The key of this peer is already live in another process."""
 
     exit_code = 9
+
+
+class Banned(EchoError):
+    """The run's owner has banned this node's key."""
+
+    exit_code = 10
 
 
 class PeerFault(EchoError):

@@ -141,6 +141,8 @@ def _seeder_cells(node: NodeStatus) -> list[Text]:
 
 
 def _doing(node: NodeStatus) -> str:
+    if node.standing == "banned":
+        return f"banned: {node.standing_detail}" if node.standing_detail else "banned"
     if not node.live:
         return "(gone)"
     if node.standing == "suspended":

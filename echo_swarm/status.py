@@ -38,9 +38,9 @@ class NodeStatus(_Part):
     set_aside: bool = False
     """It gets no work until a probe fits."""
     standing: str = ""
-    """After its audits: `new`, `proven`, `probation` (one completion at a time) or `suspended` (no work)."""
+    """By its audits: `new`, `proven`, `probation` (one completion at a time) or `suspended` (no work); or `banned`."""
     standing_detail: str = ""
-    """What its last failed audit showed, a word of AuditVerdict first; empty if none failed."""
+    """What its last failed audit showed, a word of AuditVerdict first; empty if none failed. Of a ban, the reason."""
     suspended_s: float = 0.0
     """Until it may have work again."""
     audits_clean: int = 0

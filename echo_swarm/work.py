@@ -35,6 +35,8 @@ from echo_swarm.wire import (
 )
 
 WORK_PROTOCOL = "/echo-swarm/work/1"
+BANNED = "banned"
+"""Error code of every answer but that to `status`: the run's owner wants nothing from this key any more."""
 MAX_LEASES = 256
 """In one reply."""
 
@@ -193,6 +195,8 @@ class BeatReply(Message):
     """The run has ended for good; leave with exit code 0."""
     probe: bool = False
     """A probe is due: call `probe`."""
+    standing: Text = ""
+    """For people: why this node gets no work, or less than others. Empty: it gets what others get."""
 
 
 class Release(Message):

@@ -124,6 +124,44 @@ def rollback(
 
 
 @app.command()
+def peers(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Show every peer that the run knows: what it delivered, how it stands and why."""
+    from rich.console import Console
+
+    from echo_coordinator.commands.peers import show_peers
+
+    show_peers(run, Console(), as_json=as_json)
+
+
+PeerArgument = Annotated[
+    str, typer.Argument(metavar="PEER", help="A peer id, or its beginning or end if only one peer has it.")
+]
+
+
+@app.command()
+def ban(
+    run: RunArgument,
+    peer: PeerArgument,
+    reason: Annotated[str, typer.Option(help="The peer is told.")] = "",
+    take_back: Annotated[
+        bool, typer.Option("--take-back", help="Do not train on what it delivered and was not trained on yet.")
+    ] = False,
+) -> None:
+    """Want nothing from a peer any more: no call of it is answered. Works on a stopped run, too."""
+    from echo_coordinator.commands.peers import ban_peer
+
+    typer.echo(ban_peer(run, peer, reason=reason, take_back=take_back))
+
+
+@app.command()
+def pardon(run: RunArgument, peer: PeerArgument) -> None:
+    """Lift a ban and forget failed audits: the peer is a newcomer again."""
+    from echo_coordinator.commands.peers import pardon_peer
+
+    typer.echo(pardon_peer(run, peer))
+
+
+@app.command()
 def export(
     run: RunArgument,
     out: Annotated[Path, typer.Argument(help="New folder; transformers loads it.", show_default=False)],

@@ -35,6 +35,8 @@ from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.loops.reporting import Reporter
 from echo_coordinator.loops.training import OpenTrainer, Trained, TrainingLoop
 from echo_coordinator.manifests import run_facts, write_run_manifest
+from echo_coordinator.peer_requests import PEER_REQUESTS
+from echo_coordinator.peer_requests import answer as answer_about_peers
 from echo_coordinator.publisher import Publisher
 from echo_coordinator.publisher.contents import contents_of
 from echo_coordinator.run_folder import RunFolder
@@ -98,7 +100,7 @@ class Coordinator:
         self.state.stop()
         self.training.stop()
 
-    async def answer(self, op: str, _request: dict[str, Any]) -> dict[str, Any]:
+    async def answer(self, op: str, request: dict[str, Any]) -> dict[str, Any]:
         """Handle a request of the control socket."""
         if op == "status":
             return {"status": self.reporter.status().model_dump(mode="json")}
@@ -109,6 +111,8 @@ class Coordinator:
         if op in ("pause", "resume"):
             await self.state.set_paused(op == "pause")
             return {}
+        if op in PEER_REQUESTS:
+            return await answer_about_peers(self.state, op, request)
         if op == "stop":
             self.request_stop()
             await self.ended.wait()

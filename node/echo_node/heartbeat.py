@@ -53,6 +53,8 @@ class Heartbeat:
         self._run_finished = run_finished
         self.beat_s = 5.0
         """Set from each Welcome."""
+        self.standing = ""
+        """Why this node gets no work, or less than others, in the coordinator's words."""
 
     def be_quiet(self) -> None:
         """Beat no more: a beat after the farewell would have to begin with a new hello."""
@@ -81,6 +83,9 @@ class Heartbeat:
     def _take(self, beat: Beat, reply: BeatReply, sent_s: float) -> None:
         self._heard(reply.head_version)
         self._renewed(beat.lease_ids, reply.expired, sent_s)
+        if reply.standing != self.standing:
+            self._activity.say(f"the coordinator: {reply.standing or 'this node gets what others get again'}")
+            self.standing = reply.standing
         if reply.probe:
             self._probe_due()
         if reply.finished:

@@ -4,8 +4,8 @@
                                                │
     worker · pusher · heartbeat ──call─────────┘      (they wait in `ready` while the link is down)
 
-Whoever calls and gets no answer takes the link down; the heartbeat makes sure that somebody does. Only three things
-end the node from here: the run is not there, the key is live elsewhere, or the coordinator never answered at all.
+Whoever calls and gets no answer takes the link down; the heartbeat makes sure that somebody does. Only four things
+end the node from here: the run is not there, the key is live elsewhere or banned, or the coordinator never answered.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,6 +20,7 @@ from echo_node.peers import Peers
 from echo_swarm.checkpoint.trust import check_run_manifest
 from echo_swarm.clock import Clock
 from echo_swarm.errors import (
+    Banned,
     IdentityInUse,
     PeerUnreachable,
     RemoteError,
@@ -30,7 +31,7 @@ from echo_swarm.manifest import MANIFEST_LIMITS, RunManifest
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcClient, call_message
 from echo_swarm.wire import Message
-from echo_swarm.work import WORK_PROTOCOL, Hello, Welcome
+from echo_swarm.work import BANNED, WORK_PROTOCOL, Hello, Welcome
 
 R = TypeVar("R", bound=Message)
 
@@ -95,6 +96,8 @@ class Link:
         self._bytes_before = (0, 0)
         self.joins = 0
         """How often a hello was answered."""
+        self.refused = ""
+        """Set when the owner of the run wants nothing of this node."""
 
     @property
     def is_up(self) -> bool:
@@ -138,7 +141,7 @@ class Link:
             self._take_down(client, str(e))
             raise
         except RemoteError as e:
-            if e.code == HELLO_FIRST_CODE:
+            if e.code in (HELLO_FIRST_CODE, BANNED):  # The next hello says whether that is final.
                 self._take_down(client, str(e))
                 raise PeerUnreachable(f"the coordinator wants a new hello ({e})") from e
             raise
@@ -149,6 +152,7 @@ class Link:
         Raises:
             RunNotFound: the coordinator does not serve this run.
             IdentityInUse: another process with this key is live.
+            Banned: the run's owner wants no work from this key.
             PeerUnreachable: no first answer within `patience_s`.
             MalformedMessage, BadSignature, Untrusted: what it says about the run does not fit the invite.
 
@@ -192,7 +196,9 @@ class Link:
         try:
             welcome = await call_message(client, "hello", hello, Welcome, timeout_s=HELLO_TIMEOUT_S)
         except RemoteError as e:
-            raise _refusal(e, self._invite.run) from e
+            refusal = _refusal(e, self._invite.run)
+            self.refused = "banned" if isinstance(refusal, Banned) else ""
+            raise refusal from e
         signed = check_run_manifest(welcome.run_manifest, run_id=self._invite.run, publisher_key=self._invite.key)
         skew_s = (sent_s + self._clock.wall_s()) / 2 - welcome.wall_s
         if abs(skew_s) > SKEW_WARNING_S and not self.joins:
@@ -243,4 +249,6 @@ def _refusal(error: RemoteError, run_id: str) -> Exception:
             f"another process with this node's key is live ({error}); stop it, or start this node with its own "
             "--state-dir"
         )
+    if error.code == BANNED:
+        return Banned(f"the owner of this run has banned this node's key ({error.message}); ask for a pardon to go on")
     return error

@@ -258,6 +258,7 @@ class Node:
         Raises:
             RunNotFound, PeerUnreachable: see `Link.run`.
             IdentityInUse: another process with this key is live.
+            Banned: the run's owner wants no work from this key.
             BackendFailed: the backend cannot be kept alive; with its own last words.
             StorageFull: the node leaves, and finished work cannot be written.
             PeerFault: what the coordinator says about the run does not fit the invite.
@@ -330,5 +331,5 @@ class Node:
         """Return what the node says about itself now."""
         if self.final_status is not None:
             return self.final_status
-        ending = "" if running else f"left ({self._ending or 'it failed'})"
-        return self.report.status(beat_s=self.heartbeat.beat_s, ending=ending)
+        ending = "" if running else f"left ({self._ending or self.link.refused or 'it failed'})"
+        return self.report.status(beat_s=self.heartbeat.beat_s, standing=self.heartbeat.standing, ending=ending)

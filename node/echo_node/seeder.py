@@ -182,6 +182,7 @@ class Seeder:
         Raises:
             RunNotFound, PeerUnreachable: see `Link.run`.
             IdentityInUse: another process with this key is live.
+            Banned: the run's owner wants no work from this key.
             PeerFault: what the coordinator says about the run does not fit the invite.
 
         """
@@ -215,8 +216,8 @@ class Seeder:
         """Return what the seeder says about itself now."""
         if self.final_status is not None:
             return self.final_status
-        ending = "" if running else f"left ({self._ending or 'it failed'})"
-        return self.report.status(beat_s=self.heartbeat.beat_s, ending=ending)
+        ending = "" if running else f"left ({self._ending or self.link.refused or 'it failed'})"
+        return self.report.status(beat_s=self.heartbeat.beat_s, standing=self.heartbeat.standing, ending=ending)
 
     async def _remember_run(self) -> None:
         raw = await to_thread.run_sync(self.store.run)

@@ -87,7 +87,7 @@ class SeederReport:
             and any(self.store.artifact_path(version, a.kind, a.precision) for a in signed.message.artifacts)
         ]
 
-    def status(self, *, beat_s: float, ending: str = "") -> LocalStatus:
+    def status(self, *, beat_s: float, standing: str = "", ending: str = "") -> LocalStatus:
         """Return the content of the status file; `ending` says how it ended, empty while it runs."""
         run = self.policies.run_manifest
         return LocalStatus(
@@ -101,6 +101,7 @@ class SeederReport:
             beat_s=beat_s,
             running=not ending,
             state=ending or self.activity.headline,
+            standing=standing,
             head_version=self.policies.known_head,
             held_version=self.policies.newest,
             bytes_sent=self.link.bytes_out,

@@ -98,7 +98,7 @@ class SelfReport:
         )
         return seal(self._identity, record)
 
-    def status(self, *, beat_s: float, ending: str = "") -> LocalStatus:
+    def status(self, *, beat_s: float, standing: str = "", ending: str = "") -> LocalStatus:
         """Return the content of the status file; `ending` says how it ended, empty while it runs."""
         accepted, rejected, tokens_accepted = split_counters(self._outbox.counters())
         report = self._worker.report
@@ -113,6 +113,7 @@ class SelfReport:
             beat_s=beat_s,
             running=not ending,
             state=ending or self._activity.headline,
+            standing=standing,
             backend=report.backend if report else "",
             build=report.build if report else "",
             precision=report.precision if report else "",

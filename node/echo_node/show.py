@@ -13,7 +13,7 @@ from rich.text import Text
 
 from echo_node.bare_errors import bare_errors
 from echo_node.hosts import open_network
-from echo_node.status import LocalStatus, Seen, in_words, read_statuses
+from echo_node.status import LEFT_BANNED, LocalStatus, Seen, in_words, read_statuses
 from echo_swarm.errors import MalformedMessage, PeerUnreachable, RemoteError, RunNotFound
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
@@ -72,8 +72,14 @@ def _cells(item: Seen) -> list[Text]:
         Text(str(status.accepted)),
         literal(counts(in_words(status.rejected)) or "0"),
         Text(str(status.pending)),
-        literal(status.state if item.live else "(gone)"),
+        literal(_state(item)),
     ]
+
+
+def _state(item: Seen) -> str:
+    if item.live:
+        return f"{item.status.state}; {item.status.standing}" if item.status.standing else item.status.state
+    return item.status.state if item.status.state == LEFT_BANNED else "(gone)"
 
 
 def _doing_what(status: LocalStatus) -> str:

@@ -23,6 +23,8 @@ _LIMIT_BYTES = 1 << 20
 GONE_BEATS = 3
 """A node silent for this many beats is shown as gone, as the coordinator does."""
 
+LEFT_BANNED = "left (banned)"
+"""The last state of a node that the run's owner banned."""
 _NOBODYS_FAULT: dict[str, str] = {
     # The run moved on while the work was under way; a faster machine would see some of it too.
     Reason.STALE: "too old (not your fault)",
@@ -50,6 +52,8 @@ class LocalStatus(BaseModel):
     """False in the last one, written when the node leaves."""
     state: str
     """What it does or waits for."""
+    standing: str = ""
+    """Why it gets no work, or less than others, in the coordinator's words; empty if it gets what others get."""
     backend: str = ""
     build: str = ""
     precision: str = ""

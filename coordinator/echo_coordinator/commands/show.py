@@ -19,11 +19,11 @@ UNLOCK_S = 60.0
 """For the processes to end once the last version is published."""
 
 
-def request(root: Path, op: str, *, timeout_s: float = 30.0) -> dict[str, Any]:
+def request(root: Path, op: str, *, timeout_s: float = 30.0, **arguments: Any) -> dict[str, Any]:
     """Ask the coordinator running on `root`. Raises UsageError, NotRunning, Unavailable, or its own error."""
     folder = RunFolder(root)
     folder.require()
-    return anyio.run(lambda: ask(folder, op, timeout_s=timeout_s))
+    return anyio.run(lambda: ask(folder, op, timeout_s=timeout_s, **arguments))
 
 
 def stop(root: Path) -> int | None:

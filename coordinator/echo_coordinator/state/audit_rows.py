@@ -4,9 +4,11 @@ import secrets
 from dataclasses import dataclass
 from sqlite3 import Connection
 
-from echo_coordinator.state.audit_rules import NOTHING, Drift, Finding
+from echo_coordinator.state.audit_rules import FREE, NOTHING, Drift, Finding
 from echo_swarm.identity import PeerId
 
+PROBATION = 4
+"""Clean audits in a row after a failure before a peer may hold more than one completion."""
 KEPT_GROUPS = 100_000
 """Audits of groups that lie further back are forgotten; standings stay."""
 
@@ -25,6 +27,19 @@ class Standing:
     """Of its last failure, for people."""
     drift: Drift = NOTHING
     """Of its clean audits."""
+
+    @property
+    def on_probation(self) -> bool:
+        """Whether it failed, and too few audits were clean since."""
+        return self.failed > 0 and self.clean < PROBATION
+
+    def word(self, wall_s: float) -> str:
+        """Return how the peer stands at a time (seconds since 1970): `suspended`, `probation`, `proven` or `new`."""
+        if wall_s < self.until:
+            return "suspended"
+        if self.on_probation:
+            return "probation"
+        return "proven" if self.clean >= FREE else "new"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +111,11 @@ def write_standing(db: Connection, peer: PeerId, standing: Standing) -> None:
             drift.variance,
         ),
     )
+
+
+def delete_standing(db: Connection, peer: PeerId) -> None:
+    """Forget how a peer stood: it is a newcomer again."""
+    db.execute("DELETE FROM standings WHERE peer = ?", (peer,))
 
 
 def load_standings(db: Connection) -> dict[PeerId, Standing]:

@@ -25,8 +25,6 @@ from echo_swarm.render import short_peer
 from echo_swarm.status import AuditStatus
 
 LONGEST_SUSPENSION_S = 7 * 86_400.0
-PROBATION = 4
-"""Clean audits in a row after a failure before a peer may hold more than one completion."""
 _DELIVERED = (SlotState.STORING, SlotState.FILLED, SlotState.SCORED)
 
 
@@ -58,7 +56,7 @@ class Audits:
             self._restrain(peer, standing)
             if self.is_suspended(peer):
                 # What it delivered before may not all have been taken back when we ended.
-                self._take_back(peer)
+                self.take_back(peer)
 
     # How peers stand.
 
@@ -83,12 +81,19 @@ class Audits:
 
     def word(self, peer: PeerId) -> str:
         """Return how a peer stands in a word: `new`, `proven`, `probation`, `suspended`."""
+        return self.standing(peer).word(self._core.clock.wall_s())
+
+    async def pardon(self, peer: PeerId) -> bool:
+        """Forget the failures of a peer: it is a newcomer again, all of whose work is audited. False: it has none."""
         standing = self.standing(peer)
-        if self.is_suspended(peer):
-            return "suspended"
-        if _on_probation(standing):
-            return "probation"
-        return "proven" if standing.clean >= FREE else "new"
+        if not standing.failed:
+            return False
+        self.standings.pop(peer, None)
+        self._core.roster.suspended.discard(peer)
+        self._restrain(peer, Standing())
+        await self._core.committer.execute(lambda db: audit_rows.delete_standing(db, peer))
+        self._core.notify_all()
+        return True
 
     # Choosing.
 
@@ -157,7 +162,7 @@ class Audits:
         if finding.verdict in AGAINST and self.settings.action == "quarantine":
             self._restrain(peer, standing)
             core.on_dropped(core.leases.release_all(peer, "failed an audit", core.clock.monotonic_s()))
-            taken = self._take_back(peer)
+            taken = self.take_back(peer)
             text = (
                 f"{short_peer(peer)} failed an audit ({finding.verdict}): {finding.detail}; {taken} completions of it"
             )
@@ -184,14 +189,14 @@ class Audits:
 
     def _restrain(self, peer: PeerId, standing: Standing) -> None:
         held = self._core.leases.pace.on_probation
-        if _on_probation(standing) and self.settings.action == "quarantine":
+        if standing.on_probation and self.settings.action == "quarantine":
             held.add(peer)
         else:
             held.discard(peer)
         if self._core.clock.wall_s() < standing.until:
             self._core.roster.suspended.add(peer)
 
-    def _take_back(self, peer: PeerId) -> int:
+    def take_back(self, peer: PeerId) -> int:
         """Take back what a peer delivered and nobody trained on; its slots are open again with new seeds."""
         core, taken = self._core, 0
         for group in list(core.groups.of_kind("train")):
@@ -243,10 +248,6 @@ def _members(group: Group, peer: str) -> list[int]:
     return [
         m for m, slot in enumerate(group.slots) if slot.work and slot.work.peer == peer and slot.state in _DELIVERED
     ]
-
-
-def _on_probation(standing: Standing) -> bool:
-    return standing.failed > 0 and standing.clean < PROBATION
 
 
 def worst(findings: Sequence[Finding]) -> Finding:

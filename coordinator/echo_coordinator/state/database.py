@@ -9,7 +9,7 @@ from pathlib import Path
 
 from echo_swarm.errors import LocalFault, StorageFull
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 APPLICATION_ID = 0x4563686F
 """'Echo', in the file's header: tells our files from other people's."""
 
@@ -152,6 +152,14 @@ _MIGRATIONS: tuple[str, ...] = (
         variance REAL NOT NULL
     ) WITHOUT ROWID;
     CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+    """,
+    """
+    CREATE TABLE bans (
+        peer TEXT PRIMARY KEY,
+        at REAL NOT NULL,             -- seconds since 1970
+        reason TEXT NOT NULL,         -- in the owner's words
+        takes_back INTEGER NOT NULL   -- what it delivered and nobody trained on is not used either
+    ) WITHOUT ROWID;
     """,
 )
 

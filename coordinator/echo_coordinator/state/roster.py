@@ -66,6 +66,8 @@ class Roster:
         """Peers that get no work, and why; also of peers that are not here now."""
         self.suspended: set[PeerId] = set()
         """Peers that get no work since they failed an audit."""
+        self.banned: set[PeerId] = set()
+        """Peers that the run's owner banned."""
 
     def get(self, peer: PeerId) -> Node | None:
         """Return an entry."""
@@ -158,7 +160,7 @@ class Roster:
         return [node.peer for node in gone]
 
     def _is_barred(self, peer: PeerId) -> bool:
-        return peer in self.set_aside or peer in self.suspended
+        return peer in self.set_aside or peer in self.suspended or peer in self.banned
 
     def _silent(self, node: Node, now: float) -> bool:
         return now - node.last_seen > BEATS_TO_LIVE * self._beat_s

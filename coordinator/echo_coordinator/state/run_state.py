@@ -11,6 +11,7 @@ that was being trained is ready again.
 """
 
 import sqlite3
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from pathlib import Path
 
 from echo_coordinator.state import rows
 from echo_coordinator.state.admission import Admission
+from echo_coordinator.state.audit_rows import PROBATION
 from echo_coordinator.state.audit_settings import AuditSettings
 from echo_coordinator.state.audits import Audits
+from echo_coordinator.state.bans import Bans
 from echo_coordinator.state.core import RunCore, RunFacts
 from echo_coordinator.state.counters import TOTAL
 from echo_coordinator.state.database import database_fault, open_database
@@ -54,6 +57,7 @@ class RunState:
     evaluations: Evaluations
     probes: Probes
     audits: Audits
+    bans: Bans
 
     async def set_paused(self, paused: bool) -> None:
         """Stop or resume handing out and consuming work; kept over restarts. What is leased may still be pushed."""
@@ -81,8 +85,21 @@ class RunState:
         return {name: n for name, n in self.core.counters.of(scope).items() if name != accepted and n}
 
     def bars(self, peer: PeerId) -> bool:
-        """Whether a peer gets no work because of its probes or its audits."""
-        return self.probes.bars(peer) or self.audits.is_suspended(peer)
+        """Whether a peer gets no work because of its probes or its audits, or because it is banned."""
+        return peer in self.bans.all or self.probes.bars(peer) or self.audits.is_suspended(peer)
+
+    def standing(self, peer: PeerId) -> str:
+        """Return for a peer's owner why it gets no work, or less; empty if it gets what others get."""
+        if (aside := self.core.roster.set_aside.get(peer)) is not None:
+            return f"set aside until a probe fits: {aside}"
+        word, detail = self.audits.word(peer), self.audits.standing(peer).detail
+        if word == "suspended":
+            until = time.strftime("%Y-%m-%d %H:%M", time.gmtime(self.audits.standing(peer).until))
+            return f"suspended until {until} UTC: it failed an audit ({detail})"
+        if word == "probation":
+            clean = self.audits.standing(peer).clean
+            return f"one completion at a time until {PROBATION - clean} more audits are clean: it failed one ({detail})"
+        return ""
 
     def buffer_status(self) -> BufferStatus:
         """Return how full the buffer is."""
@@ -114,7 +131,7 @@ class RunState:
         return [text for text in found if text]
 
     def _node_status(self, node: Node, now: float) -> NodeStatus:
-        backend, probed = node.backend, self.probes.standings.get(node.peer)
+        backend, probed, ban = node.backend, self.probes.standings.get(node.peer), self.bans.all.get(node.peer)
         return NodeStatus(
             peer_id=node.peer,
             role=node.role.value,
@@ -130,8 +147,8 @@ class RunState:
             probe=probed.verdict.value if probed and probed.verdict else "",
             gap=probed.gap.mean if probed and probed.gap else None,
             set_aside=node.peer in self.core.roster.set_aside,
-            standing=self.audits.word(node.peer) if node.role is Role.INFERENCE else "",
-            standing_detail=self.audits.standing(node.peer).detail,
+            standing=self._word(node),
+            standing_detail=ban.reason if ban else self.audits.standing(node.peer).detail,
             suspended_s=self.audits.suspended_s(node.peer),
             audits_clean=self.audits.standing(node.peer).clean,
             state=node.state,
@@ -143,6 +160,11 @@ class RunState:
             bytes_fetched_peers=node.bytes_fetched_peers,
             outbound_only=not node.addresses,
         )
+
+    def _word(self, node: Node) -> str:
+        if node.peer in self.bans.all:
+            return "banned"
+        return self.audits.word(node.peer) if node.role is Role.INFERENCE else ""
 
 
 @asynccontextmanager
@@ -175,8 +197,11 @@ async def open_run(
 
 def _restore(connection: sqlite3.Connection, core: RunCore, probes: ProbeSettings, settings: AuditSettings) -> RunState:
     audits = Audits(core, settings, connection)
+    bans = Bans(core, audits, connection)
 
     def why_barred(peer: PeerId) -> str:
+        if peer in bans.all:
+            return "this node was banned"
         if peer in core.roster.set_aside:
             return "the lease ended when this node was set aside: its probe did not fit"
         return audits.why_barred(peer)
@@ -208,4 +233,5 @@ def _restore(connection: sqlite3.Connection, core: RunCore, probes: ProbeSetting
         ),
         probes=Probes(core, probes, connection),
         audits=audits,
+        bans=bans,
     )

@@ -1,6 +1,6 @@
 """The work protocol, coordinator's side: each method of `echo_swarm.work`, from checked message to reply.
 
-Errors a node gets beside the verdicts: `unknown_run`, `identity_in_use` (its key is live in another process),
+Errors a node gets beside the verdicts: `banned`, `unknown_run`, `identity_in_use` (its key is live in another process),
 `hello_first` (we do not know its process; after our restart, or after it was silent for too long), `full`,
 `malformed`, `bad_signature`.
 """
@@ -92,6 +92,7 @@ class WorkService:
         """Take a peer in."""
         core = self._core
         self._check_run(hello.run_id)
+        self._state.bans.refuse(peer)
         skew_s = hello.wall_s - core.clock.wall_s()
         admission = core.roster.consider(peer, hello, core.clock.monotonic_s())
         if admission is Admission.FULL:
@@ -127,6 +128,7 @@ class WorkService:
             while not (granted := self._grant(peer, request)) and not self._is_in_vain(node):
                 # No await stands between the look and the wait, so no change is missed.
                 await core.work_changed.wait(request.wait_s, peer)
+                self._state.bans.refuse(peer)
                 if core.roster.get(peer) is not node or not node.live:
                     raise _hello_first()  # It left, or another process took its place, while this call waited.
         if granted:
@@ -135,6 +137,7 @@ class WorkService:
 
     async def push(self, peer: PeerId, push: Push) -> PushReply:
         """Judge finished work; the verdicts are on disk when they are sent."""
+        self._state.bans.refuse(peer)
         self._core.roster.heard(peer, self._core.clock.monotonic_s())
         outcome = await self._state.intake.submit(peer, push.envelope)
         head = self._tell_head(self._core.roster.get(peer))
@@ -145,6 +148,7 @@ class WorkService:
     async def beat(self, peer: PeerId, beat: Beat) -> BeatReply:
         """Keep a peer and its leases alive."""
         core = self._core
+        self._state.bans.refuse(peer)
         now = core.clock.monotonic_s()
         if not core.roster.beat(peer, beat, now):
             raise _hello_first()
@@ -157,6 +161,7 @@ class WorkService:
             stopping=core.stopping,
             finished=core.finished,
             probe=node is not None and not core.stopping and self._state.probes.due(node, now),
+            standing=self._state.standing(peer)[:1024],
         )
 
     async def probe(self, peer: PeerId, request: ProbeRequest) -> ProbeReply:
@@ -169,6 +174,7 @@ class WorkService:
     async def release(self, peer: PeerId, release: Release) -> Released:
         """Take leases back."""
         core = self._core
+        self._state.bans.refuse(peer)
         cause = f"failed: {release.cause}" if release.failed else "released"
         now = core.clock.monotonic_s()
         dropped = core.leases.release(peer, release.lease_ids, cause, now, failed=release.failed)
@@ -190,6 +196,7 @@ class WorkService:
             raise RemoteError("unknown_run", f"this coordinator serves run {self._core.facts.run_id}")
 
     def _known(self, peer: PeerId) -> Node:
+        self._state.bans.refuse(peer)
         node = self._core.roster.heard(peer, self._core.clock.monotonic_s())
         if node is None:
             raise _hello_first()

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from echo_coordinator.state.audit_rows import PROBATION
 from echo_coordinator.state.audit_rules import FREE, AuditVerdict, Drift, Finding
-from echo_coordinator.state.audits import PROBATION, Share
+from echo_coordinator.state.audits import Share
 from echo_coordinator.state.batch import Batch, Score
 from echo_coordinator.state.groups import GroupState, SlotState
 from echo_swarm.trajectory import Reason
