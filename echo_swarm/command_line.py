@@ -53,9 +53,10 @@ def run_command_line(app: Callable[..., Any], program: str) -> None:
 
 def error_line(program: str, error: EchoError, *, as_json: bool) -> str:
     """Return what is said of an error, for people or for programs, in one line."""
+    message = f"{error}; {error.advice}" if error.advice else str(error)
     if not as_json:
-        return f"{program}: {error}"
-    return json.dumps({"error": error_name(error), "message": str(error), "exit_code": error.exit_code})
+        return f"{program}: {message}"
+    return json.dumps({"error": error_name(error), "message": message, "exit_code": error.exit_code})
 
 
 def error_name(error: EchoError) -> str:

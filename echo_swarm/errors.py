@@ -28,6 +28,8 @@ class EchoError(Exception):
     """Base of all errors raised on purpose by this project."""
 
     exit_code: ClassVar[int] = 1
+    advice: ClassVar[str] = ""
+    """What to do next, said once, when a command ends with it: for causes whose message is repeated while it tries."""
 
 
 class UsageError(EchoError):
@@ -54,6 +56,7 @@ class BootstrapFailed(Unavailable):
     """No bootstrap address answered. `failures` maps each address to its reason."""
 
     exit_code = 3
+    advice = "is this machine online? If it is, the run may have stopped or moved: ask who gave you the invite"
 
     def __init__(self, failures: dict[str, str]) -> None:
         self.failures = failures

@@ -133,4 +133,4 @@ async def ask_status(host: Host, invite: Invite) -> dict[str, Any]:
                 ) from e
             raise
         except PeerUnreachable as e:
-            raise PeerUnreachable(f"the coordinator cannot be reached ({e}); is the run started?") from e
+            raise PeerUnreachable(f"the coordinator cannot be reached ({e}); it may have stopped: ask who runs it") from e

@@ -347,6 +347,8 @@ def test_join_names_every_dead_address_in_bounded_time(tmp_path: Path):
     invite = str(Invite(run="a" * 32, key=peer.public_key, boot=boot))
     done = call(NODE, "join", "--state-dir", tmp_path, "--backend", "scripted", "--patience", "2", invite)
     assert done.code == 3 and "trying again in" in done.out
+    # What to do next is said once, at the end.
+    assert "ask who gave you the invite" in done.err and "ask who gave you" not in done.out
     assert all(address in done.error for address in boot) and "refused" in done.error
 
 

@@ -70,6 +70,6 @@ async def test_status_of_a_run_can_be_asked_without_joining(tmp_path: Path):
 async def test_status_of_a_run_that_is_down_is_an_error_and_no_empty_table(tmp_path: Path):
     swarm = make_swarm(tmp_path)
     async with swarm.network.host(Identity.generate(), outbound_only=True) as host:
-        with pytest.raises(PeerUnreachable, match="is the run started") as down:
+        with pytest.raises(PeerUnreachable, match="it may have stopped: ask who runs it") as down:
             await ask_status(host, swarm.coordinator.invite())
     assert down.value.exit_code == 4
