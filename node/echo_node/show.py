@@ -133,4 +133,5 @@ async def ask_status(host: Host, invite: Invite) -> dict[str, Any]:
                 ) from e
             raise
         except PeerUnreachable as e:
-            raise PeerUnreachable(f"the coordinator cannot be reached ({e}); it may have stopped: ask who runs it") from e
+            advice = "it may have stopped: ask who runs it"
+            raise PeerUnreachable(f"the coordinator cannot be reached ({e}); {advice}") from e
