@@ -180,6 +180,52 @@ def export(
 
 
 @app.command()
+def simulate(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run, for its settings.", show_default=False)
+    ] = None,
+    settings: Annotated[Path | None, typer.Option(help="A file like run.toml instead.", show_default=False)] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=4096, help="How many.")] = 20,
+    speed: Annotated[str, typer.Option(help="Tokens a second of a node; LOW-HIGH: from the slowest on.")] = "50-200",
+    places: Annotated[int, typer.Option(min=1, max=4096, help="Completions that a node samples at once.")] = 8,
+    tokens: Annotated[float, typer.Option(min=1, help="Mean length of a completion.")] = 200,
+    step_time: Annotated[float, typer.Option(min=0.01, help="Seconds of one update.")] = 60,
+    publish_time: Annotated[float, typer.Option(min=0, help="Seconds until a version can be fetched.")] = 2,
+    fetch_time: Annotated[float, typer.Option(min=0, help="Seconds that a node takes to fetch one.")] = 5,
+    max_staleness: Annotated[
+        int | None, typer.Option(min=0, help="Instead of the settings' own.", show_default=False)
+    ] = None,
+    hours: Annotated[float, typer.Option(help="Simulated time.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same run.")] = 0,
+    faults: Annotated[str, typer.Option(help="none, home or hostile.")] = "home",
+    replay: Annotated[Path | None, typer.Option(help="What a failed simulation left.", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Simulate a run on modelled nodes: how busy both sides are, how old samples get, and what limits."""
+    from echo_coordinator.commands.simulate import make_scenario, read_scenario, read_settings, run_simulation
+
+    scenario = (
+        read_scenario(replay)
+        if replay
+        else make_scenario(
+            read_settings(run, settings),
+            nodes=nodes,
+            speed=speed,
+            places=places,
+            tokens=tokens,
+            step_time=step_time,
+            publish_time=publish_time,
+            fetch_time=fetch_time,
+            max_staleness=max_staleness,
+            hours=hours,
+            seed=seed,
+            faults=faults,
+        )
+    )
+    typer.echo(run_simulation(scenario, json_wanted=as_json))
+
+
+@app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="Where it works.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Of model, prompts and sampling.")] = 0,

@@ -64,6 +64,11 @@ def load_secret(db: Connection) -> bytes:
     return bytes(db.execute("SELECT value FROM secrets WHERE name = 'audits'").fetchone()[0])
 
 
+def write_secret(db: Connection, secret: bytes) -> None:
+    """Choose the run's secret, before it is asked for first: for simulations, which have to draw the same again."""
+    db.execute("INSERT INTO secrets VALUES ('audits', ?)", (secret,))
+
+
 def insert_audit(db: Connection, audit: StoredAudit) -> None:
     """Write an audit."""
     found = audit.finding

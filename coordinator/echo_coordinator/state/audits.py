@@ -124,7 +124,7 @@ class Audits:
 
     def _draw(self, group: Group) -> dict[PeerId, bool]:
         drawn = self._drawn.setdefault(group.group_id, {})
-        for peer in {PeerId(slot.work.peer) for slot in group.slots if slot.work}:
+        for peer in dict.fromkeys(PeerId(slot.work.peer) for slot in group.slots if slot.work):
             if peer not in drawn:
                 work = [slot.work.digest for slot in group.slots if slot.work and slot.work.peer == peer]
                 share = rate(self.standing(peer).clean)

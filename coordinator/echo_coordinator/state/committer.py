@@ -9,7 +9,7 @@ interpreter lock row by row. Only the commit, which waits for the disk, leaves t
 """
 
 import sqlite3
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -23,11 +23,18 @@ from echo_swarm.transport.tasks import background_tasks
 
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
+Commit = Callable[[sqlite3.Connection], Awaitable[object]]
+"""Ends a transaction; whatever waits for the disk waits here."""
 
 COMMIT_TIMEOUT_S = 60.0
 """A disk that takes longer has failed."""
 _WATCH_S = 1.0
 """How often what waits is looked at."""
+
+
+async def commit_in_thread(connection: sqlite3.Connection) -> None:
+    """Commit while the event loop does other things."""
+    await to_thread.run_sync(connection.execute, "COMMIT")
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +60,7 @@ class Committer:
         max_pending_bytes: int,
         flush: Callable[[sqlite3.Connection], None],
         flushed: Callable[[bool], None],
+        commit: Commit = commit_in_thread,
     ) -> None:
         """Describe it.
 
@@ -62,6 +70,7 @@ class Committer:
             max_pending_bytes: bound of the queue, see `has_room`.
             flush: writes what changed in memory; called in each transaction, after its jobs.
             flushed: called with whether that transaction is on disk.
+            commit: a simulation has a disk of its own, without threads.
 
         """
         self._connection = connection
@@ -69,6 +78,7 @@ class Committer:
         self._max_pending_bytes = max_pending_bytes
         self._flush = flush
         self._flushed = flushed
+        self._commit = commit
         self._queue: list[_Entry] = []
         self._batch: list[_Entry] = []
         """What the round under way writes."""
@@ -152,7 +162,7 @@ class Committer:
             error: LocalFault | None = None
             try:
                 self._write(batch)
-                await to_thread.run_sync(self._connection.execute, "COMMIT")
+                await self._commit(self._connection)
             except sqlite3.Error as e:
                 error = database_fault(e, self._path)
                 if self._connection.in_transaction:

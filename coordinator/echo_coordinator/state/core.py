@@ -11,7 +11,7 @@ from sqlite3 import Connection
 
 from echo_coordinator.state import peer_rows, rows
 from echo_coordinator.state.batch import Event
-from echo_coordinator.state.committer import Committer
+from echo_coordinator.state.committer import Commit, Committer, commit_in_thread
 from echo_coordinator.state.counters import DROPPED_GROUPS, DROPPED_SLOTS, STRANGERS, WORK, Counters, Rate, SignalWindow
 from echo_coordinator.state.groups import Group, GroupState, GroupTable, Kind, SlotState
 from echo_coordinator.state.intake_rules import Demand
@@ -46,7 +46,13 @@ class RunCore:
     """The run in memory. Used on one event loop."""
 
     def __init__(
-        self, connection: Connection, path: Path, settings: WorkSettings, facts: RunFacts, clock: Clock
+        self,
+        connection: Connection,
+        path: Path,
+        settings: WorkSettings,
+        facts: RunFacts,
+        clock: Clock,
+        commit: Commit = commit_in_thread,
     ) -> None:
         self.settings = settings
         self.facts = facts
@@ -67,6 +73,7 @@ class RunCore:
             max_pending_bytes=settings.pending_bytes,
             flush=self.unsaved.write,
             flushed=self.unsaved.written,
+            commit=commit,
         )
         self.changed = Signal()
         """Something happened that the wiring loop may act on."""
@@ -136,7 +143,7 @@ class RunCore:
     async def tick(self) -> None:
         """Do what time asks for: end leases, declare peers gone. Call about once a second."""
         now = self.clock.monotonic_s()
-        dropped = self.leases.expire(now, alone=self.roster.working() == 1)
+        dropped = self.leases.expire(now, alone=self.roster.alone())
         for peer in self.roster.sweep(now):
             dropped += self.leases.lose(peer, now)
             self.changed.notify()

@@ -164,8 +164,10 @@ _MIGRATIONS: tuple[str, ...] = (
 )
 
 
-def open_database(path: Path, *, busy_timeout_s: float = 5.0) -> sqlite3.Connection:
+def open_database(path: Path, *, busy_timeout_s: float = 5.0, durable: bool = True) -> sqlite3.Connection:
     """Open or create the file. The connection is used by one job at a time (see `committer`).
+
+    Unless `durable`, a commit does not wait for the disk: for simulations.
 
     Raises:
         LocalFault: the file is not ours, newer than this program, damaged, or in use by another coordinator.
@@ -175,7 +177,7 @@ def open_database(path: Path, *, busy_timeout_s: float = 5.0) -> sqlite3.Connect
     try:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=busy_timeout_s)
         try:
-            _prepare(connection, path)
+            _prepare(connection, path, durable)
         except BaseException:
             connection.close()
             raise
@@ -194,7 +196,7 @@ def database_fault(error: sqlite3.Error, path: Path | str) -> LocalFault:
     return LocalFault(f"the database {path} cannot be used: {error}")
 
 
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+def _prepare(connection: sqlite3.Connection, path: Path, durable: bool) -> None:
     found = int(connection.execute("PRAGMA user_version").fetchone()[0])
     owner = int(connection.execute("PRAGMA application_id").fetchone()[0])
     empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
@@ -206,7 +208,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"{SCHEMA_VERSION}); install that version again"
         )
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
     # One coordinator a run: a second one fails here instead of writing into the first one's book.
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     connection.execute("PRAGMA cache_size = -65536")

@@ -67,7 +67,8 @@ class LeaseBook:
         self._groups = groups
         self._settings = settings
         self._leases: dict[bytes, LiveLease] = {}
-        self._of_peer: dict[PeerId, set[bytes]] = {}
+        self._of_peer: dict[PeerId, dict[bytes, None]] = {}
+        """Oldest first: which leases are taken back first must not depend on how bytes hash."""
         self._of_group: dict[int, list[bytes]] = {}
         self._barred: dict[int, dict[PeerId, float]] = {}
         """Group → peers that failed at it, and until when others are asked first."""
@@ -80,6 +81,10 @@ class LeaseBook:
         """Return a lease of a group under way, ended or not."""
         return self._leases.get(lease_id)
 
+    def all(self) -> Iterable[LiveLease]:
+        """Return all leases of groups under way, ended or not."""
+        return self._leases.values()
+
     def in_flight(self, peer: PeerId) -> int:
         """Return how many completions a peer's present process has been given and not delivered."""
         return sum(len(lease.outstanding) for lease in self._held(peer) if not lease.orphaned)
@@ -91,7 +96,7 @@ class LeaseBook:
     def restore(self, lease: LiveLease) -> None:
         """Take a lease back in after a restart."""
         self._leases[lease.lease_id] = lease
-        self._of_peer.setdefault(lease.peer, set()).add(lease.lease_id)
+        self._of_peer.setdefault(lease.peer, {})[lease.lease_id] = None
         self._of_group.setdefault(lease.group_id, []).append(lease.lease_id)
 
     def learn_length(self, tokens: int) -> None:
@@ -125,8 +130,9 @@ class LeaseBook:
         granted: list[LiveLease] = []
         if left <= 0:
             return granted
-        waits = self._updates_before()
-        for group, chunk in self._pieces(peer, left, alone, now):
+        pieces = list(self._pieces(peer, left, alone, now))
+        waits = self._updates_before() if pieces else {}
+        for group, chunk in pieces:
             oldest = window.oldest(waits.get(group.group_id, 0))
             granted.append(self._grant(peer, group, chunk, (oldest, window.newest), now, new_id()))
         if granted:
@@ -249,7 +255,7 @@ class LeaseBook:
         self._barred.pop(group_id, None)
         for lease_id in self._of_group.pop(group_id, ()):
             lease = self._leases.pop(lease_id)
-            self._of_peer[lease.peer].discard(lease_id)
+            self._of_peer[lease.peer].pop(lease_id, None)
             if not self._of_peer[lease.peer]:
                 del self._of_peer[lease.peer]
 

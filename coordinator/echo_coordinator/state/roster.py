@@ -81,12 +81,12 @@ class Roster:
         """Return how many peers of a role are live."""
         return sum(node.live and node.role is role for node in self._nodes.values())
 
-    def working(self) -> int:
-        """Return how many live peers may be given work."""
-        return sum(
-            node.live and node.role is Role.INFERENCE and not self._is_barred(node.peer)
-            for node in self._nodes.values()
+    def alone(self) -> bool:
+        """Whether exactly one live peer may be given work. Asked for each request: looks no further than the second."""
+        working = (
+            n for n in self._nodes.values() if n.live and n.role is Role.INFERENCE and not self._is_barred(n.peer)
         )
+        return next(working, None) is not None and next(working, None) is None
 
     def restore(self, peer: PeerId, role: Role, backend: BackendReport | None, last_seen: float) -> None:
         """Know a peer from before the restart."""

@@ -23,6 +23,7 @@ from echo_coordinator.state.audit_rows import PROBATION
 from echo_coordinator.state.audit_settings import AuditSettings
 from echo_coordinator.state.audits import Audits
 from echo_coordinator.state.bans import Bans
+from echo_coordinator.state.committer import Commit, commit_in_thread
 from echo_coordinator.state.core import RunCore, RunFacts
 from echo_coordinator.state.counters import TOTAL
 from echo_coordinator.state.database import database_fault, open_database
@@ -175,17 +176,21 @@ async def open_run(
     clock: Clock | None = None,
     probes: ProbeSettings | None = None,
     audits: AuditSettings | None = None,
+    commit: Commit = commit_in_thread,
+    durable: bool = True,
 ) -> AsyncGenerator[RunState]:
     """Open or create a run's database and keep its state for the length of the block.
+
+    A simulation says how it commits, and waits for no real disk (`durable` false).
 
     Raises:
         LocalFault: the database cannot be used; the message says why and what to do.
 
     """
-    connection = open_database(path)
+    connection = open_database(path, durable=durable)
     try:
         try:
-            core = RunCore(connection, path, settings, facts, clock or SystemClock())
+            core = RunCore(connection, path, settings, facts, clock or SystemClock(), commit)
             state = _restore(connection, core, probes or ProbeSettings(), audits or AuditSettings())
         except sqlite3.Error as e:
             raise database_fault(e, path) from e

@@ -63,7 +63,12 @@ class WorkService:
     """Answers nodes."""
 
     def __init__(
-        self, state: RunState, *, published: Callable[[], Published], status: Callable[[], dict[str, Any]]
+        self,
+        state: RunState,
+        *,
+        published: Callable[[], Published],
+        status: Callable[[], dict[str, Any]],
+        new_id: Callable[[], bytes] = lambda: secrets.token_bytes(16),
     ) -> None:
         """Describe it.
 
@@ -71,12 +76,14 @@ class WorkService:
             state: the run.
             published: the manifests of this moment.
             status: the map of `echo_swarm.status.RunStatus`, made of plain values.
+            new_id: makes lease ids, 16 bytes that nobody can guess.
 
         """
         self._state = state
         self._core = state.core
         self._published = published
         self._status = status
+        self._new_id = new_id
 
     def register(self, server: RpcServer) -> None:
         """Answer the work protocol's methods on `server` (made with `max_request_bytes=MAX_REQUEST_BYTES`)."""
@@ -216,7 +223,7 @@ class WorkService:
             alone=self._is_alone(),
             window=window,
             now=core.clock.monotonic_s(),
-            new_id=lambda: secrets.token_bytes(16),
+            new_id=self._new_id,
         )
 
     def _is_in_vain(self, node: Node) -> bool:
@@ -233,7 +240,7 @@ class WorkService:
         return head
 
     def _is_alone(self) -> bool:
-        return self._core.roster.working() == 1
+        return self._core.roster.alone()
 
     async def _write_down(self, peer: PeerId, granted: list[LiveLease]) -> None:
         try:

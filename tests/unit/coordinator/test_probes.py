@@ -128,7 +128,7 @@ async def test_who_does_not_fit_holds_nothing_until_it_does(open_state: OpenRun)
         assert (reply.verdict, "mean gap" in reply.detail) == (ProbeVerdict.FAR, True)
         probes, core = run.state.probes, run.state.core
         assert probes.bars(node.peer) and core.leases.in_flight(node.peer) == 0
-        assert core.roster.working() == 0 and core.roster.live() == 1
+        assert not core.roster.alone() and core.roster.live() == 1
         # Asked again soon, then with growing pauses.
         pauses: list[float] = []
         for _ in range(8):
@@ -141,7 +141,7 @@ async def test_who_does_not_fit_holds_nothing_until_it_does(open_state: OpenRun)
         assert pauses == sorted(pauses) and 1 < pauses[0] < pauses[-1] <= LONGEST_PAUSE_BEATS + 1
         run.clock.advance(LONGEST_PAUSE_BEATS * core.settings.beat_s)
         assert (await answer(run, "peer", node, issue(run, node).probe_id)).verdict is ProbeVerdict.MATCHES
-        assert not probes.bars(node.peer) and core.roster.working() == 1
+        assert not probes.bars(node.peer) and core.roster.alone()
 
 
 async def test_being_set_aside_outlives_a_restart_of_either_side(open_state: OpenRun) -> None:
