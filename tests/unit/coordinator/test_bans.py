@@ -99,7 +99,7 @@ async def test_a_ban_ends_leases_and_leaves_what_was_delivered(open_state: OpenR
         assert await run.state.bans.ban(run.peer("ann"), "spam", take_back=False) == 0
         assert leases.in_flight(run.peer("ann")) == 0 and leases.in_flight(run.peer("bob")) == 2
         assert held(run, "ann") == 2 and held(run, "bob") == 2
-        assert run.state.core.roster.working() == 1
+        assert run.state.core.roster.alone()
         with pytest.raises(RemoteError, match="banned: spam"):
             run.state.bans.refuse(run.peer("ann"))
         run.state.bans.refuse(run.peer("bob"))
