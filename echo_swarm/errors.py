@@ -7,6 +7,7 @@ EchoError                     1   anything of ours
 ├── Unavailable                   somebody else is not there (now); trying later may help
 │   ├── BootstrapFailed       3   no bootstrap address answered; names each and why
 │   ├── PeerUnreachable       4   one named peer did not answer
+│   │   └── Unanswered        4   it was reached, and a call was not answered in time
 │   └── RunNotFound           4   reached a peer, but it does not serve this run
 ├── LocalFault                    this machine cannot do it
 │   ├── DaemonFailed          5   the libp2p helper did not start or died
@@ -66,6 +67,10 @@ class BootstrapFailed(Unavailable):
 
 class PeerUnreachable(Unavailable):
     """One named peer did not answer, or its connection was lost."""
+
+
+class Unanswered(PeerUnreachable):
+    """A call was sent to a peer, and no answer came in time."""
 
 
 class RunNotFound(Unavailable):

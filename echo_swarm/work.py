@@ -19,6 +19,7 @@ from pydantic import Field
 from echo_swarm.envelope import OVERHEAD_BYTES
 from echo_swarm.manifest import MANIFEST_LIMITS
 from echo_swarm.trajectory import MAX_TRAJECTORIES, SUBMISSION_LIMITS, PackedU32, Verdict
+from echo_swarm.transfers import MAX_TRANSFERS, Transfer
 from echo_swarm.wire import (
     U32,
     U63,
@@ -181,6 +182,8 @@ class Beat(Message):
     """Pieces uploaded to others since it started."""
     bytes_fetched_peers: U63
     """Pieces downloaded from other nodes since it started."""
+    transfers: Annotated[tuple[Transfer, ...], Field(strict=False, max_length=MAX_TRANSFERS)] = ()
+    """How files of versions came to it lately, the newest last."""
 
 
 class BeatReply(Message):

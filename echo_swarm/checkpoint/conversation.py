@@ -7,8 +7,10 @@ import anyio
 
 from echo_swarm.checkpoint.blob import BlobClient
 from echo_swarm.checkpoint.fetch_report import FetchReport, Grudges
-from echo_swarm.errors import EchoError
+from echo_swarm.checkpoint.partial import WrongPiece
+from echo_swarm.errors import EchoError, MalformedMessage, PeerFault, PeerUnreachable, RemoteError, Unanswered
 from echo_swarm.identity import PeerId
+from echo_swarm.transfers import FaultReason
 
 SILENT_S = 3.0
 """A peer that leaves a question open for so long, answering nothing else, is named when the fetch ends."""
@@ -18,6 +20,14 @@ Answer = TypeVar("Answer")
 MAX_BUSY = 20
 """Times in a row that a source may say that it is busy."""
 _MAX_BUSY_DOUBLINGS = 4
+
+
+class BrokenPromise(MalformedMessage):
+    """A source says that it has pieces which it then does not give."""
+
+
+class MadeRoom(PeerUnreachable):
+    """A source that gave nothing lately was left for another: no fault."""
 
 
 class Conversation:
@@ -82,5 +92,31 @@ def note_silent(
     for talk in talks:
         if reason := talk.silence:
             report.failures[talk.peer] = reason
+            report.blame(talk.peer, FaultReason.SILENT)
             if talk.peer != coordinator and talk.peer not in report.bytes_by_source:
                 grudges.add(talk.peer, reason, anyio.current_time(), lied=False)
+
+
+def fault_reason(error: EchoError, *, met: bool) -> FaultReason | None:
+    """Return what kind of fault ended an exchange; None for none that a source is to be named for.
+
+    Args:
+        error: what ended it.
+        met: whether the source had said before that it has pieces.
+
+    """
+    match error:
+        case WrongPiece():
+            return FaultReason.WRONG_BYTES
+        case BrokenPromise():
+            return FaultReason.BROKEN_PROMISE
+        case MadeRoom() | RemoteError():
+            return None  # An error is an answer.
+        case PeerFault():
+            return FaultReason.MALFORMED
+        case Unanswered():
+            return FaultReason.SILENT
+        case PeerUnreachable() if met:
+            return FaultReason.HUNG_UP
+        case _:
+            return None

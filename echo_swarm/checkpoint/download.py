@@ -16,7 +16,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from echo_swarm.checkpoint.blob import BlobClient, PeerHint
-from echo_swarm.checkpoint.conversation import Conversation, note_silent
+from echo_swarm.checkpoint.conversation import Conversation, MadeRoom, fault_reason, note_silent
 from echo_swarm.checkpoint.exchange import Common, Exchange
 from echo_swarm.checkpoint.fetch_plan import PiecePlan
 from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings, Grudges, SourcesExhausted
@@ -129,7 +129,7 @@ class Download:
                 for peer in self._book.start(now_s):
                     tasks.start_soon(self._ask, peer)
                 if talk := self._talks.get(self._book.gives_way(now_s) or PeerId("")):
-                    talk.end(PeerUnreachable("gave nothing for a while, and others were waiting to be asked"))
+                    talk.end(MadeRoom("gave nothing for a while, and others were waiting to be asked"))
                 exhausted = self._book.exhausted
                 # Peers that wait for each other's next piece would wait for ever.
                 starved = exhausted or not (
@@ -170,9 +170,11 @@ class Download:
         except (PeerUnreachable, RemoteError) as e:
             self._report.failures[peer] = str(e)
             self._report.retries += 1
+            self._blame(peer, e)
             self._book.failed(peer, anyio.current_time())
         except PeerFault as e:
             self._report.liars[peer] = str(e)
+            self._blame(peer, e)
             self._grudges.add(peer, str(e), anyio.current_time())
             self._book.lied(peer)
         finally:
@@ -180,6 +182,12 @@ class Download:
             self._plan.remove(peer)
             self._source_ended.set()
             self._common.wake()
+
+    def _blame(self, peer: PeerId, error: EchoError) -> None:
+        talk = self._talks.get(peer)
+        reason = fault_reason(error, met=talk is not None and talk.held > 0)
+        if reason is not None:
+            self._report.blame(peer, reason)
 
     def _follow(self, teller: PeerId, hints: Sequence[PeerHint]) -> None:
         for hint in hints:

@@ -13,7 +13,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from echo_swarm.checkpoint.blob import BUSY, NOT_FOUND, PeerHint
-from echo_swarm.checkpoint.conversation import MAX_BUSY, Conversation
+from echo_swarm.checkpoint.conversation import MAX_BUSY, BrokenPromise, Conversation
 from echo_swarm.checkpoint.fetch_plan import PiecePlan
 from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings
 from echo_swarm.checkpoint.partial import PartialArtifact
@@ -220,7 +220,7 @@ class Exchange:
             return talk.end(e)
         talk.strikes += index in have
         if talk.strikes >= _MAX_STRIKES:
-            talk.end(MalformedMessage("says that it has pieces which it then does not give"))
+            talk.end(BrokenPromise("says that it has pieces which it then does not give"))
         self._common.plan.update(talk.peer, have)
 
     async def _ask_have(self, *, wait_s: float = 0.0) -> PieceMap:

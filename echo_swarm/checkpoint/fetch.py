@@ -143,15 +143,16 @@ class Fetcher:
         version, watch = signed.message.policy_version, wishes.watch
         started_s = anyio.current_time()
         report = FetchReport(policy_version=version, size_bytes=artifact.size_bytes)
+        watch.report = watch.report or report  # A delta's own fetch has the watch of the file that it is for.
         await anyio.to_thread.run_sync(self._store.add, signed)
         watch.enter(Stage.CHECKING, artifact.size_bytes)
         kind, precision = artifact.kind, artifact.precision
         path = await anyio.to_thread.run_sync(self._store.verify, version, kind, precision, watch.advance)
         report.verify_s = anyio.current_time() - started_s
-        if path is None:
-            path = await self._download(signed, artifact, wishes, report)
-        report.path = path
-        report.seconds = anyio.current_time() - started_s
+        try:
+            report.path = await self._download(signed, artifact, wishes, report) if path is None else path
+        finally:
+            report.seconds = anyio.current_time() - started_s
         came = sum(report.bytes_by_source.values())
         if came >= _TELLING_BYTES:
             self.bytes_per_s = came / max(report.seconds, 1e-3)

@@ -1,10 +1,12 @@
 """What a fetch is allowed, what it did, and whom it does not ask again."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from echo_swarm.errors import Unavailable
 from echo_swarm.identity import PeerId
+from echo_swarm.transfers import LIES, FaultReason
 
 SILENT_HOLD_S = 60.0
 """How long a peer is avoided that left a question open."""
@@ -63,7 +65,7 @@ class FetchReport:
     """From other versions on this disk."""
     made_bytes: int = 0
     """Made of an older version and deltas."""
-    delta_bytes: int = 0
+    delta_by_source: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
     """Fetched of these deltas; not in `bytes_by_source`, which is of the artifact itself."""
     delta_fault: str = ""
     """Why a delta that promised to be cheaper was not used, or not to the end."""
@@ -77,9 +79,21 @@ class FetchReport:
     """Last failure of each source that had one."""
     liars: dict[PeerId, str] = field(default_factory=dict[PeerId, str])
     """Sources that sent something wrong, and what."""
+    reasons: dict[PeerId, FaultReason] = field(default_factory=dict[PeerId, FaultReason])
+    """What kind of fault it was, of those that were at fault in this fetch (and not avoided for an earlier one)."""
     seconds: float = 0.0
     verify_s: float = 0.0
     """Of these, flushing the whole file to disk and hashing it; pieces are hashed as they come."""
+
+    @property
+    def delta_bytes(self) -> int:
+        """Fetched of deltas, from all."""
+        return sum(self.delta_by_source.values())
+
+    def blame(self, peer: PeerId, reason: FaultReason) -> None:
+        """Note what kind of fault a source's last one was. A lie is not made up for by a lesser one."""
+        if self.reasons.get(peer) not in LIES or reason in LIES:
+            self.reasons[peer] = reason
 
     @property
     def faults(self) -> list[tuple[PeerId, str]]:
@@ -90,10 +104,18 @@ class FetchReport:
 
     def add_delta(self, delta: "FetchReport") -> None:
         """Count what fetching a delta for this artifact did."""
-        self.delta_bytes += sum(delta.bytes_by_source.values())
+        add_bytes(self.delta_by_source, delta.bytes_by_source)
         self.wasted_bytes += delta.wasted_bytes
         self.retries += delta.retries
         self.liars.update(delta.liars)
+        for peer, reason in delta.reasons.items():
+            self.blame(peer, reason)
+
+
+def add_bytes(to: dict[PeerId, int], more: Mapping[PeerId, int]) -> None:
+    """Add bytes by source."""
+    for peer, count in more.items():
+        to[peer] = to.get(peer, 0) + count
 
 
 class SourcesExhausted(Unavailable):

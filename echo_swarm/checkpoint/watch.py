@@ -6,6 +6,8 @@ checking ─► (fetching a delta, its check and verification) ─► applying �
 from dataclasses import dataclass
 from enum import StrEnum
 
+from echo_swarm.checkpoint.fetch_report import FetchReport
+
 
 class Stage(StrEnum):
     """What is being done; each reads through bytes of its own."""
@@ -38,6 +40,8 @@ class FetchWatch:
     change: int = 0
     """Which of the changes since an older version this is about, from 1; 0: the file itself."""
     changes: int = 0
+    report: FetchReport | None = None
+    """What was done for the file so far; None before it began."""
 
     def enter(self, stage: Stage, total_bytes: int, done_bytes: int = 0) -> None:
         """Begin a stage."""

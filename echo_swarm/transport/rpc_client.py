@@ -16,7 +16,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from echo_swarm.codec import Limits
-from echo_swarm.errors import EchoError, MalformedMessage, PeerUnreachable, RemoteError
+from echo_swarm.errors import EchoError, MalformedMessage, PeerUnreachable, RemoteError, Unanswered
 from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.frames import Frame, Kind, encode_frame
@@ -125,13 +125,15 @@ class RpcClient:
         body = encode_frame(Kind.CALL, call_id, method, payload)
         if len(body) > self._max_frame_bytes:
             raise MalformedMessage(f"request {method} of {len(body)} bytes, limit {self._max_frame_bytes}")
+        kind: type[PeerUnreachable] = PeerUnreachable
         try:
             with anyio.fail_after(timeout_s):
                 async with self._slots:
                     connection = await self._connected(timeout_s)
+                    kind = Unanswered
                     return await connection.ask(call_id, body)
         except TimeoutError as e:
-            raise PeerUnreachable(f"{self.peer} gave no answer to {method!r} within {timeout_s:g} s") from e
+            raise kind(f"{self.peer} gave no answer to {method!r} within {timeout_s:g} s") from e
 
     async def _connected(self, timeout_s: float) -> "_Connection":
         async with self._opening:

@@ -241,6 +241,7 @@ class Node:
             outbox=self.outbox,
             store=self.store,
             fetcher=self.fetcher,
+            transfers=self.transfers,
             blobs=self.blobs,
             link=self.link,
         )

@@ -53,7 +53,7 @@ async def _seed(config: NodeConfig, invite: Invite, instance: Instance, display:
                 )
                 seeder = Seeder(config, invite, seams)
                 stop.call = seeder.stop
-                async with display.progress(seeder.status, clock):
+                async with display.progress(seeder.status, clock, seeder.transfers):
                     outcome = await seeder.run()
                 display.emit("the run is finished" if outcome is Outcome.FINISHED else "stopped")
                 for line in summary_lines(seeder.status()):

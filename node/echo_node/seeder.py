@@ -35,6 +35,7 @@ from echo_node.seeder_files import ALL_KINDS, SeederFiles
 from echo_node.seeder_report import SeederReport
 from echo_node.status import LocalStatus, write_status
 from echo_node.swaps import Swaps
+from echo_node.transfer_view import TransferView
 from echo_swarm.checkpoint.fetch import Fetcher, FetchSettings
 from echo_swarm.checkpoint.interest import InterestBook
 from echo_swarm.checkpoint.rate import bytes_per_s
@@ -78,6 +79,7 @@ class Seeder:
         self.final_status: LocalStatus | None = None
         """Set when `run` has ended."""
         self.activity = Activity(seams.clock, seams.emit)
+        self.transfers = TransferView()
         self.store = VersionStore(
             run_dirs(config.state_dir), invite.run, quota_bytes=config.max_store_bytes, spare_newest=False
         )
@@ -141,6 +143,7 @@ class Seeder:
                 peers=self._peers,
                 activity=self.activity,
                 kinds=self._config.hold or ALL_KINDS,
+                transfers=self.transfers,
             ),
         )
 
@@ -167,6 +170,7 @@ class Seeder:
             policies=self.policies,
             store=self.store,
             fetcher=self.fetcher,
+            transfers=self.transfers,
             blobs=self.blobs,
             link=self.link,
             started_at=self._seams.clock.wall_s(),

@@ -13,6 +13,7 @@ from pathlib import Path
 from echo_node.activity import Activity
 from echo_node.backends.base import PolicyFiles
 from echo_node.peers import Peers
+from echo_node.transfer_view import TransferView
 from echo_node.version_files import NotUsable
 from echo_swarm.checkpoint.delta.obtain import ByDelta
 from echo_swarm.checkpoint.delta.route import ManifestOf
@@ -44,11 +45,13 @@ class SeederFiles:
         peers: Peers,
         activity: Activity,
         kinds: Sequence[ArtifactKind],
+        transfers: TransferView,
     ) -> None:
         self._fetcher = fetcher
         self._store = store
         self._peers = peers
         self._activity = activity
+        self._transfers = transfers
         self._kinds = tuple(kind for kind in ALL_KINDS if kind in kinds)
         self._told: set[tuple[str, str]] = set()
         """Kind and precision of files that were left out: told once, not with each version."""
@@ -103,15 +106,22 @@ class SeederFiles:
             return await self._peers.providers(artifact.digest)
 
         name = f"{artifact.file_name} of version {signed.message.policy_version}"
+        watch = self._transfers.begin(name)
         by_delta = ByDelta(
             self._fetcher,
             self._store,
             providers_of=self._peers.providers,
             manifest_of=manifest_of,
             progress=self._progress(f"the changes that make {name}"),
+            watch=watch,
         )
         fill = None if artifact.kind is ArtifactKind.DELTA else by_delta.fill
-        report = await self._fetcher.fetch(signed, artifact, providers, progress=self._progress(name), fill=fill)
+        try:
+            report = await self._fetcher.fetch(
+                signed, artifact, providers, progress=self._progress(name), fill=fill, watch=watch
+            )
+        finally:
+            self._transfers.end(watch, artifact.digest)
         for liar, what in report.liars.items():
             self._activity.say(f"peer {liar} sent wrong bytes of {name} ({what}); not asked again")
         assert report.path is not None

@@ -9,6 +9,7 @@ from echo_node.link import Link
 from echo_node.policy_sync import PolicySync
 from echo_node.self_report import MAX_ADDRESSES
 from echo_node.status import LocalStatus
+from echo_node.transfer_view import TransferView
 from echo_swarm import __version__
 from echo_swarm.checkpoint.fetch import Fetcher
 from echo_swarm.checkpoint.serve import BlobServer
@@ -34,6 +35,7 @@ class SeederReport:
     policies: PolicySync
     store: VersionStore
     fetcher: Fetcher
+    transfers: TransferView
     blobs: BlobServer
     link: Link
     started_at: float
@@ -64,6 +66,7 @@ class SeederReport:
             tokens_per_s=0.0,
             bytes_served=self.blobs.bytes_served,
             bytes_fetched_peers=self._fetched_from_peers,
+            transfers=self.transfers.log.said(self.invite.coordinator),
         )
 
     def peer_record(self) -> bytes:

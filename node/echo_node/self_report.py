@@ -8,6 +8,7 @@ from echo_node.outbox import Outbox
 from echo_node.policy_sync import PolicySync
 from echo_node.status import LocalStatus, split_counters
 from echo_node.swaps import Swaps
+from echo_node.transfer_view import TransferView
 from echo_node.worker import Worker
 from echo_swarm import __version__
 from echo_swarm.checkpoint.fetch import Fetcher
@@ -43,6 +44,7 @@ class SelfReport:
         outbox: Outbox,
         store: VersionStore,
         fetcher: Fetcher,
+        transfers: TransferView,
         blobs: BlobServer,
         link: Link,
     ) -> None:
@@ -58,6 +60,7 @@ class SelfReport:
         self._outbox = outbox
         self._store = store
         self._fetcher = fetcher
+        self._transfers = transfers
         self._blobs = blobs
         self._link = link
         self._instance = os.urandom(16)
@@ -84,6 +87,7 @@ class SelfReport:
             tokens_per_s=self._worker.tokens_per_s,
             bytes_served=self._blobs.bytes_served,
             bytes_fetched_peers=self._fetched_from_peers,
+            transfers=self._transfers.log.said(self._invite.coordinator),
         )
 
     def peer_record(self) -> bytes:

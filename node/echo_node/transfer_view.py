@@ -1,11 +1,13 @@
 """What a person is told of a version on its way: bytes verified of all, share, rate, time left, from how many peers.
 
-Looked at again and again: the rate is that of the last few looks. Pure; reads a `FetchWatch`.
+Looked at again and again: the rate is that of the last few looks. Pure; reads a `FetchWatch`. What is over goes into
+`TransferLog`, for the coordinator.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
+from echo_node.transfer_log import TransferLog
 from echo_swarm.checkpoint.watch import FetchWatch, Stage
 from echo_swarm.render import duration, size
 
@@ -53,6 +55,7 @@ class TransferView:
     """The transfer that a node has under way, if any."""
 
     def __init__(self) -> None:
+        self.log = TransferLog()
         self._watch: FetchWatch | None = None
         self._name = ""
         self._looks: deque[tuple[float, int]] = deque()
@@ -63,8 +66,10 @@ class TransferView:
         self._watch, self._name = FetchWatch(), name
         return self._watch
 
-    def end(self, watch: FetchWatch) -> None:
-        """Follow it no longer."""
+    def end(self, watch: FetchWatch, digest: bytes) -> None:
+        """Follow it no longer: the file with this digest is here, or it was given up."""
+        if watch.report is not None:
+            self.log.note(digest, watch.report)
         if self._watch is watch:
             self._watch = None
 

@@ -132,7 +132,7 @@ class VersionFiles:
             self._swaps.fetched(wanted_for, size_bytes=_came_bytes(e.report), verify_s=e.report.verify_s)
             raise
         finally:
-            self._transfers.end(watch)
+            self._transfers.end(watch, artifact.digest)
         if report.delta_fault:
             self._activity.say(f"{name} came whole, not as its changes ({report.delta_fault})")
         for liar, what in report.liars.items():
