@@ -148,6 +148,58 @@ class ClassStatus(_Part):
     """The same mean over the tokens of the newest update that were sampled with the version it started from."""
 
 
+class FaultStatus(_Part):
+    """A source of pieces that was at fault, and how many peers say so. One peer alone may be wrong, or lie itself."""
+
+    source: str
+    """Peer id, or URL of a mirror."""
+    reason: str
+    """A word of FaultReason."""
+    named_by: int
+    lie: bool = False
+    """It cannot happen to a source that does what it should."""
+
+
+class VersionTransfers(_Part):
+    """How one version reached those who fetch it. Bytes are verified ones, added up over what peers say."""
+
+    policy_version: int
+    is_base: bool = False
+    """It also has the model to which the run's adapters apply."""
+    timed: bool = False
+    """It was published since the coordinator started; else the times and `bytes_served` are not known."""
+    age_s: float | None = None
+    """Since it was published."""
+    nodes: int = 0
+    """Inference nodes that were live then."""
+    had: int = 0
+    """Of these, those that have said that they have it."""
+    half_s: float | None = None
+    """From publication until the word of half of them had come; None while it has not."""
+    all_s: float | None = None
+    told: int = 0
+    """Peers that said how it came to them, seeders and newcomers included; the rest is about these."""
+    whole: int = 0
+    """Of these, those to which a file of it came whole."""
+    bytes_coordinator: int = 0
+    bytes_peers: int = 0
+    bytes_mirrors: int = 0
+    bytes_deltas: int = 0
+    """Of these three: of changes, not of whole files."""
+    bytes_made: int = 0
+    """Made of an older version and changes."""
+    bytes_disk: int = 0
+    """Had been on disk before."""
+    bytes_served: int | None = None
+    """Sent by the coordinator, by its own count, wrong and unfinished transfers of whomever included."""
+    slowest_s: float = 0.0
+    """That one file took, by the clock of its peer."""
+    failures: int = 0
+    faults: list[FaultStatus] = Field(default_factory=list[FaultStatus])
+    """Sources at fault, lies first, then those whom most peers name."""
+    faults_left_out: int = 0
+
+
 class RunStatus(_Part):
     """Everything `status` shows."""
 
@@ -183,6 +235,10 @@ class RunStatus(_Part):
     evaluations: list[EvaluationStatus] = Field(default_factory=list[EvaluationStatus])
     bytes_served_coordinator: int = 0
     bytes_served_peers: int = 0
+    transfers: list[VersionTransfers] = Field(default_factory=list[VersionTransfers])
+    """The last versions, the newest first."""
+    transfers_refused: dict[str, int] = Field(default_factory=dict[str, int])
+    """What peers said of transfers and cannot be, by reason."""
     failed_conversions: int = 0
     """Files for llama.cpp that could not be made; their versions were published without them."""
     warnings: list[str] = Field(default_factory=list[str])

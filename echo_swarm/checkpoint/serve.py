@@ -8,6 +8,7 @@ what there is waits for news, rather than asking again and again, and learns who
 """
 
 from collections import OrderedDict
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -42,8 +43,12 @@ from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcServer, typed
 
+Key = TypeVar("Key")
+
 _BESIDE_PIECES = 2
 """Calls of a peer in flight beside its pieces: a `have` that waits, and an offer."""
+MAX_DIGESTS_COUNTED = 256
+"""More than all versions have that are kept and fetched."""
 MAX_PEERS_COUNTED = 4096
 """Identities are free; the total counts all peers."""
 
@@ -80,6 +85,8 @@ class BlobServer:
         """Pieces' bytes since the start, all peers."""
         self.bytes_by_peer: OrderedDict[PeerId, int] = OrderedDict()
         """The same for the peers that asked last."""
+        self.bytes_by_digest: OrderedDict[bytes, int] = OrderedDict()
+        """The same for the artifacts that were asked for last."""
         self.interest = interest or InterestBook()
         self._allocation = Allocation()
         self._rate = RateLimit(max_bytes_per_s)
@@ -176,7 +183,7 @@ class BlobServer:
                 self._rate.refund(paid)
         if data is None:
             raise _no_piece(request)
-        self._count(peer, len(data))
+        self._count(peer, request.digest, len(data))
         self._allocation.gave(request.digest, peer, request.index)
         return PieceReply(data=data)
 
@@ -195,16 +202,21 @@ class BlobServer:
             raise RemoteError(BUSY, "the upload limit is used up") from None
         return size
 
-    def _count(self, peer: PeerId, size_bytes: int) -> None:
+    def _count(self, peer: PeerId, digest: bytes, size_bytes: int) -> None:
         self.bytes_served += size_bytes
-        self.bytes_by_peer[peer] = self.bytes_by_peer.get(peer, 0) + size_bytes
-        self.bytes_by_peer.move_to_end(peer)
-        if len(self.bytes_by_peer) > MAX_PEERS_COUNTED:
-            self.bytes_by_peer.popitem(last=False)
+        _add_latest(self.bytes_by_peer, peer, size_bytes, MAX_PEERS_COUNTED)
+        _add_latest(self.bytes_by_digest, digest, size_bytes, MAX_DIGESTS_COUNTED)
 
     def _check_run(self, run_id: str) -> None:
         if run_id != self._store.run_id:
             raise RunNotFound(f"this peer serves another run than {run_id}")
+
+
+def _add_latest(counts: OrderedDict[Key, int], key: Key, size_bytes: int, most: int) -> None:
+    counts[key] = counts.get(key, 0) + size_bytes
+    counts.move_to_end(key)
+    if len(counts) > most:
+        counts.popitem(last=False)
 
 
 def _no_piece(request: PieceRequest) -> RemoteError:

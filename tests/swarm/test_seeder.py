@@ -101,6 +101,25 @@ async def test_a_node_gets_a_version_from_a_seeder_when_the_coordinator_gives_no
         assert running.seeder.status().bytes_served >= 200_000
 
 
+async def test_a_seeder_shows_and_tells_how_each_file_comes(tmp_path: Path):
+    swarm = make_swarm(tmp_path)
+    async with swarm.serving(), seeding(swarm) as running:
+        watched: list[str] = []
+        begin = running.seeder.transfers.begin
+        running.seeder.transfers.begin = lambda name: (watched.append(name), begin(name))[1]
+        swarm.coordinator.publish(0, gguf=GGUF)
+        signed = swarm.coordinator.store.manifest(0)
+        assert signed is not None
+        await until(lambda: running.seeder.policies.newest == 0)
+        assert watched == ["model.safetensors of version 0", "model-q8_0.gguf of version 0"]
+        told = running.seeder.report.beat().transfers
+    artifacts = signed.message.artifacts
+    assert [entry.digest for entry in told] == [artifact.digest for artifact in artifacts]
+    for entry, artifact in zip(told, artifacts, strict=True):
+        assert entry.whole and entry.fetched.coordinator > 0
+        assert entry.fetched.coordinator + entry.disk_bytes == artifact.size_bytes
+
+
 async def test_a_seeder_deletes_the_oldest_versions_to_stay_within_its_quota(tmp_path: Path):
     swarm = make_swarm(tmp_path, max_staleness=8)
     quota = 2_200_000

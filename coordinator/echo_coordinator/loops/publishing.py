@@ -46,6 +46,8 @@ class Publishing:
         self._missed: tuple[int, list[str]] = (-1, [])
         """A version, and what it was published without, with the reason."""
         self._changed = anyio.Event()
+        for kept in publisher.kept():
+            state.core.transfers.published(kept.message, None)
 
     @property
     def head(self) -> Published | None:
@@ -70,11 +72,17 @@ class Publishing:
     async def publish(self, version: int, weights: Path) -> Published:
         """Make a version fetchable. Made again with the same weights after a crash, it changes nothing."""
         needed = await self._contents.needed(version, weights)
-        if self._publisher.exists(version):
+        existed = self._publisher.exists(version)
+        if existed:
             published = await self._publish(version, needed)
         else:
             published = await self._publish_all(version, needed)
         digests = [a.digest for a in published.message.artifacts if a.kind is not ArtifactKind.DELTA]
+        core = self._state.core
+        # Before anybody is told of it.
+        core.transfers.published(
+            published.message, None if existed else core.clock.monotonic_s(), core.roster.live_peers()
+        )
         await self._state.updates.publish(version, digests)
         event, self._changed = self._changed, anyio.Event()
         event.set()

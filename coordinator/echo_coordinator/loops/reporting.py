@@ -7,7 +7,7 @@ from echo_coordinator.loops.feeding import Scorers
 from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.loops.training import TrainingLoop
 from echo_coordinator.state.batch import UpdateRecord
-from echo_coordinator.state.counters import DROPPED_GROUPS, WORK
+from echo_coordinator.state.counters import DROPPED_GROUPS, TRANSFERS, WORK
 from echo_coordinator.state.probe_report import class_statuses
 from echo_coordinator.state.run_state import RunState
 from echo_swarm.checkpoint.serve import BlobServer
@@ -97,6 +97,8 @@ class Reporter:
             ],
             bytes_served_coordinator=self._blobs.bytes_served,
             bytes_served_peers=min(MAX_COUNT, sum(node.bytes_served for node in nodes)),
+            transfers=core.transfers.report(self._blobs.bytes_by_digest, now),
+            transfers_refused=core.counters.of(TRANSFERS),
             failed_conversions=core.counters.get(WORK, "failed_conversions"),
             warnings=_shortened(self._warnings()),
         )

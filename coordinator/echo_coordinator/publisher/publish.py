@@ -89,6 +89,11 @@ class Publisher:
         """The newest published version."""
         return self._store.head()
 
+    def kept(self) -> list[Published]:
+        """Return the versions that can be fetched, ascending."""
+        found = (self._store.manifest(version) for version in self._store.versions())
+        return [signed for signed in found if signed is not None]
+
     def weights_path(self, version: int) -> Path | None:
         """Return the adapter, or else the model, that was published as a version; None when it is not kept."""
         store = self._store

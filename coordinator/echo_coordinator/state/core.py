@@ -22,6 +22,7 @@ from echo_coordinator.state.seeds import member_seed
 from echo_coordinator.state.selection import Selector
 from echo_coordinator.state.signals import Signal
 from echo_coordinator.state.staleness import Versions, VersionWindow, version_window
+from echo_coordinator.state.transfers import TransferTable
 from echo_coordinator.state.unsaved import Unsaved
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.clock import Clock
@@ -62,6 +63,7 @@ class RunCore:
         self.counters = Counters(rows.load_counters(connection))
         self.roster = Roster(settings.beat_s)
         self.selector = Selector(settings)
+        self.transfers = TransferTable()
         self.signal_window = SignalWindow(settings.group_size)
         self.accepted_rate = Rate()
         self.token_rate = Rate()

@@ -81,6 +81,10 @@ class Roster:
         """Return how many peers of a role are live."""
         return sum(node.live and node.role is role for node in self._nodes.values())
 
+    def live_peers(self, role: Role = Role.INFERENCE) -> list[PeerId]:
+        """Return the live peers of a role."""
+        return [node.peer for node in self._nodes.values() if node.live and node.role is role]
+
     def alone(self) -> bool:
         """Whether exactly one live peer may be given work. Asked for each request: looks no further than the second."""
         working = (

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 
+from echo_coordinator.state.counters import TRANSFERS
 from echo_coordinator.state.intake import Busy
 from echo_coordinator.state.leases import LiveLease
 from echo_coordinator.state.roster import Admission, Node
@@ -161,6 +162,9 @@ class WorkService:
             raise _hello_first()
         expired = tuple(core.leases.renew(peer, beat.lease_ids, now))
         core.on_dropped(core.leases.drop_unnamed(peer, beat.lease_ids, now))
+        core.transfers.holds(peer, beat.held_version, now)
+        for refusal in core.transfers.take(peer, beat.transfers, now):
+            core.counters.add(TRANSFERS, refusal.value)
         node = core.roster.get(peer)
         return BeatReply(
             head_version=self._tell_head(node),

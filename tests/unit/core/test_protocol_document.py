@@ -29,6 +29,7 @@ from echo_swarm.trajectory import (
     Verdict,
     prompt_digest,
 )
+from echo_swarm.transfers import FaultReason, SourceBytes, SourceFault, Transfer
 from echo_swarm.transport.frames import Kind, encode_frame
 from echo_swarm.wire import Message
 from echo_swarm.work import (
@@ -60,7 +61,7 @@ MESSAGES: list[type[Message]] = [
     Artifact, CheckpointManifest, RunManifest,
     HeadRecord, PeerRecord,
     BackendReport, Hello, Welcome, Sampling, LeaseMember, Lease, LeaseRequest, LeaseReply,
-    Push, PushReply, Beat, BeatReply, Release, Released, StatusRequest, StatusReply,
+    Push, PushReply, Beat, Transfer, SourceBytes, SourceFault, BeatReply, Release, Released, StatusRequest, StatusReply,
     ProbeItem, Probe, ProbeAnswer, ProbeRequest, ProbeReply,
     blob.RunRequest, blob.ManifestRequest, blob.EnvelopeReply, blob.HaveRequest, blob.HaveReply,
     blob.PeerHint, blob.OfferRequest, blob.OfferReply, blob.PieceRequest,
@@ -68,7 +69,7 @@ MESSAGES: list[type[Message]] = [
     invite.Invite,
 ]  # fmt: skip
 SHORT = {"int 0..2^63 - 1": "u63", "int 0..2^32 - 1": "u32", "int 1..1": "1", "float 0..4_000_000_000": "time"}
-WORDS: list[type[StrEnum]] = [FinishReason, Reason, ArtifactKind, Role, WaitReason, ProbeVerdict]
+WORDS: list[type[StrEnum]] = [FinishReason, Reason, ArtifactKind, Role, WaitReason, ProbeVerdict, FaultReason]
 
 
 def table(heading: str) -> list[list[str]]:

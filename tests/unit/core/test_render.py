@@ -185,3 +185,59 @@ def test_each_class_of_backends_shows_how_far_it_is_from_the_trainer():
     narrow = shown(classes=[measured, plain], width=60)
     assert "1.2e-02" in narrow and "bias" not in narrow
     assert "gap to trainer" not in shown(classes=[plain])
+
+
+def transfers(version: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "policy_version": version,
+        "timed": True,
+        "nodes": 12,
+        "had": 12,
+        "half_s": 64.0,
+        "all_s": 125.0,
+        "told": 13,
+        "bytes_coordinator": 1_370_000_000,
+        "bytes_peers": 123_900_000_000,
+        "bytes_mirrors": 999_900_000,
+        "bytes_deltas": 345_600_000,
+        "bytes_disk": 12_300_000,
+        "bytes_served": 1_400_000_000,
+        **changes,
+    }
+
+
+def test_the_last_five_versions_are_a_table_that_fits_80_columns():
+    lines = shown(width=80, transfers=[transfers(version) for version in range(123, 110, -1)]).splitlines()
+    table = [line for line in lines if line.startswith("v1")]
+    assert [line.split()[0] for line in table] == ["v123", "v122", "v121", "v120", "v119"]
+    assert "v123      12/12 1 min 4 s 2 min 5 s      1.4 GB 123.9 GB 999.9 MB 345.6 MB" in table[0]
+    assert all(len(line) <= 80 for line in lines)
+    assert "1.4 GB" in shown(width=120, transfers=[transfers(1)]) and "served" in shown(
+        width=120, transfers=[transfers(1)]
+    )
+
+
+def test_a_version_of_before_the_restart_shows_no_times():
+    old = transfers(3, timed=False, nodes=0, had=0, half_s=None, all_s=None, bytes_served=None)
+    text = shown(width=80, transfers=[transfers(4), old])
+    assert "v3 (r)" in text and "before the coordinator's restart" in text
+    assert "restart" not in shown(width=80, transfers=[transfers(4)])
+
+
+def test_the_base_of_adapters_is_shown_beside_the_last_versions():
+    text = shown(width=80, transfers=[*[transfers(v) for v in range(20, 10, -1)], transfers(0, is_base=True)])
+    assert "v0 + base" in text and "v15 " not in text
+
+
+def test_each_liar_is_named_once_with_who_says_so_and_a_mirror_by_its_address():
+    peer = "12D3KooWNweveGDLMrPDdu3jrEL2sSMzaP4n4m32GXoTtUyCgovv"
+    lie = {"source": peer, "reason": "wrong_bytes", "named_by": 3, "lie": True}
+    mirror = {"source": "https://files.example/\x1b[2J", "reason": "broken_promise", "named_by": 1, "lie": True}
+    slow = {"source": peer[:-1] + "x", "reason": "hung_up", "named_by": 2}
+    both = [transfers(5, faults=[lie, mirror, slow]), transfers(4, faults=[{**lie, "named_by": 1}])]
+    lines = shown(width=80, transfers=both).splitlines()
+    assert [line.strip() for line in lines if line.startswith(("liar", "failed"))] == [
+        "liar: …UyCgovv wrong bytes, named by 3 (v4, v5)".replace("…U", "…tU"),
+        "liar: https://files.example/?[2J broken promise, named by 1 (v5)",
+        "failed: …tUyCgovx hung up, named by 2 (v5)",
+    ]

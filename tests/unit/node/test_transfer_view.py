@@ -51,7 +51,7 @@ def test_changes_their_application_and_verification_are_told_apart_and_each_has_
     watch.enter(Stage.VERIFYING, 100 * MB)
     watch.advance(100 * MB)
     assert str(view.look(2.0)) == "verifying version 9: 100.0 MB of 100.0 MB (100 %)"
-    view.end(watch)
+    view.end(watch, bytes(32))
     assert view.look(3.0) is None
 
 
