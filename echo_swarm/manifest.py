@@ -151,6 +151,10 @@ class RunManifest(Message):
     max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 17)]
     environment: Name
     description: Text = ""
+    mirrors: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=512)], ...], Field(strict=False, max_length=8)
+    ] = ()
+    """Base URLs of HTTP servers that have the files of versions; see `checkpoint.mirror`."""
 
 
 def digest_of_pieces(piece_digests: list[bytes]) -> bytes:

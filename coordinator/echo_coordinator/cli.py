@@ -226,6 +226,26 @@ def simulate(
 
 
 @app.command()
+def mirror(
+    run: RunArgument,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where a web server finds it.", show_default=False)],
+    prune: Annotated[bool, typer.Option("--prune", help="Also remove files of versions that are gone.")] = False,
+) -> None:
+    """Write the files of all versions on disk to a folder that a web server serves; again, only what is new."""
+    from echo_coordinator.commands.mirror import write_mirror
+    from echo_swarm.render import size
+
+    done = write_mirror(run, folder, prune=prune, say=typer.echo)
+    versions = ", ".join(map(str, done.versions))
+    removed = f", {done.removed} removed" if prune else ""
+    typer.echo(f"versions {versions} are in {done.folder}")
+    typer.echo(f"{done.added} files added ({size(done.added_bytes)}), {done.kept} there already{removed}")
+    if not done.named:
+        typer.echo(f"Nodes ask it once {run / 'run.toml'} names where it is served, and the run was started again:")
+        typer.echo('  [publish]\n  mirrors = ["https://…"]   # the URL of DIR; the server must answer range requests')
+
+
+@app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="Where it works.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Of model, prompts and sampling.")] = 0,

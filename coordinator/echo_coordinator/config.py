@@ -17,6 +17,7 @@ from echo_coordinator.trainer.settings import (
     correction_warnings,
 )
 from echo_swarm.addresses import ListenAddress, Multiaddress, PeerAddress
+from echo_swarm.checkpoint.reach import is_mirror_url
 from echo_swarm.errors import SettingsError
 from echo_swarm.plain_errors import NO_SUCH, problems
 from echo_swarm.wire import Name, RunId, Text
@@ -28,6 +29,13 @@ def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _mirror_url(url: str) -> str:
+    if not is_mirror_url(url):
+        raise ValueError(f"{url!r} is no base URL such as https://files.example.org/echo")
+    return url
+
+
+MirrorUrl = Annotated[str, Field(max_length=512), AfterValidator(_mirror_url)]
 GgufPrecision = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 
 
@@ -93,6 +101,9 @@ class PublishSection(_Section):
     deltas: bool = True
     """Publish each version also as its difference from the one before, where that is smaller. For bfloat16 it has about
     1 % of the bytes at learning rate 1e-6, 10 % at 1e-4. Costs the coordinator about a second for each GB."""
+    mirrors: Annotated[tuple[MirrorUrl, ...], Field(max_length=8)] = ()
+    """Base URLs (http or https) of file servers with the folder that `echo-coordinator mirror` writes; nodes fetch from
+    them too."""
     keep_versions: Annotated[int, Field(ge=1)] | None = None
     """Published versions kept on disk; when not set, max_staleness + 2."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 3

@@ -59,6 +59,7 @@ def write_run_manifest(folder: RunFolder, settings: RunSettings, identity: Ident
         max_completion_tokens=settings.work.max_tokens,
         environment=_public_name(settings.environment.name),
         description=settings.run.description,
+        mirrors=settings.publish.mirrors,
     )
     if previous == manifest:
         return folder.run_manifest.read_bytes()

@@ -7,6 +7,7 @@ import anyio
 
 from echo_swarm.checkpoint.blob import BlobClient
 from echo_swarm.checkpoint.fetch_report import FetchReport, Grudges
+from echo_swarm.checkpoint.mirror import MirrorClient
 from echo_swarm.checkpoint.partial import WrongPiece
 from echo_swarm.errors import EchoError, MalformedMessage, PeerFault, PeerUnreachable, RemoteError, Unanswered
 from echo_swarm.identity import PeerId
@@ -33,7 +34,7 @@ class MadeRoom(PeerUnreachable):
 class Conversation:
     """What is going on with one source."""
 
-    def __init__(self, client: BlobClient) -> None:
+    def __init__(self, client: BlobClient | MirrorClient) -> None:
         self.client = client
         self.peer = client.peer
         self.scope = anyio.CancelScope()
@@ -68,10 +69,14 @@ class Conversation:
         self.asking += 1
         try:
             answer = await question
-            self.quiet_since_s = anyio.current_time()
+            self.heard()
             return answer
         finally:
             self.asking -= 1
+
+    def heard(self) -> None:
+        """Note that something came."""
+        self.quiet_since_s = anyio.current_time()
 
     @property
     def silence(self) -> str:

@@ -15,13 +15,14 @@ from random import Random
 import anyio
 from anyio.abc import TaskGroup
 
-from echo_swarm.checkpoint.blob import BlobClient, PeerHint
+from echo_swarm.checkpoint.blob import PeerHint
 from echo_swarm.checkpoint.conversation import Conversation, MadeRoom, fault_reason, note_silent
 from echo_swarm.checkpoint.exchange import Common, Exchange
 from echo_swarm.checkpoint.fetch_plan import PiecePlan
 from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings, Grudges, SourcesExhausted
 from echo_swarm.checkpoint.hints import Hints
 from echo_swarm.checkpoint.interest import InterestBook
+from echo_swarm.checkpoint.mirror import Mirrors, open_source
 from echo_swarm.checkpoint.partial import PartialArtifact
 from echo_swarm.checkpoint.rate import RateLimit
 from echo_swarm.checkpoint.sources import Providers, SourceBook
@@ -51,6 +52,7 @@ class Download:
         on_piece: Callable[[PeerId, int], None],
         interest: InterestBook,
         rate: RateLimit,
+        mirrors: Mirrors | None = None,
     ) -> None:
         self._host = host
         self._partial = partial
@@ -60,6 +62,7 @@ class Download:
         self._grudges = grudges
         self._report = report
         self._interest = interest
+        self._mirrors = mirrors
         self._coordinator = coordinator
         in_memory = max(1, settings.max_in_flight_bytes // self._artifact.piece_bytes)
         self._plan = PiecePlan(
@@ -151,6 +154,10 @@ class Download:
             if scope.cancelled_caught or callable(peers):
                 return
         self._know(peers, now_s)
+        if self._mirrors is not None:
+            self._know(self._mirrors.names(), now_s)
+            for mirror, why in self._mirrors.resting().items():
+                self._report.failures.setdefault(mirror, why)
 
     def _know(self, peers: Sequence[PeerId], now_s: float) -> None:
         for peer in peers:
@@ -160,7 +167,7 @@ class Download:
     async def _ask(self, peer: PeerId) -> None:
         """Talk to one source until it fails or is told to stop."""
         try:
-            async with BlobClient(self._host, peer) as client:
+            async with open_source(self._host, self._mirrors, peer, self._artifact) as client:
                 talk = self._talks[peer] = Conversation(client)
                 talk.offers = peer == self._coordinator
                 with talk.scope:

@@ -1,8 +1,11 @@
 """What goes on with one source of a download: learning what it has, asking it for pieces, taking what comes.
 
-first_have ──► run ─┬─ refresh: what it has now, whom it knows of
-                    ├─ ask for a piece (PiecePlan, or the coordinator, says which) ──► verify, write
-                    └─ … up to `window` at a time
+    first have ─┬─ refresh: what it has now, whom it knows of
+                ├─ ask for a piece (PiecePlan, or the coordinator, says which) ──► verify, write
+                │  or, of a mirror, for a run of pieces that lie side by side
+                └─ … up to the source's window at a time
+
+A mirror has no news and names nobody.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +19,7 @@ from echo_swarm.checkpoint.blob import BUSY, NOT_FOUND, PeerHint
 from echo_swarm.checkpoint.conversation import MAX_BUSY, BrokenPromise, Conversation
 from echo_swarm.checkpoint.fetch_plan import PiecePlan
 from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings
+from echo_swarm.checkpoint.mirror import MAX_CONNECTIONS, MirrorClient
 from echo_swarm.checkpoint.partial import PartialArtifact
 from echo_swarm.checkpoint.pieces import PieceMap
 from echo_swarm.checkpoint.rate import RateLimit
@@ -28,6 +32,8 @@ _IDLE_S = 0.25
 """A source that has nothing for us is looked at again after this time, or when a piece arrives."""
 _BEGINNINGS = 5
 """Times that a source may have nothing yet when it is asked first."""
+_BURST_S = 0.5
+"""With a limit on bytes a second, what is asked for in one request takes no longer than this, or is one piece."""
 _MAX_STRIKES = 3
 """Times that a source may say it has a piece and then not give it. More than one: a piece can move while we ask."""
 
@@ -86,6 +92,8 @@ class Exchange:
             common.plan.update(self._talk.peer, await self._talk.answer(self._first_have()))
         finally:
             common.unanswered -= 1
+        if isinstance(self._talk.client, MirrorClient):
+            common.plan.widen(self._talk.peer, MAX_CONNECTIONS * self._talk.client.at_once)
         await self._exchange()
 
     async def _exchange(self) -> None:
@@ -95,14 +103,32 @@ class Exchange:
             while True:
                 now_s = anyio.current_time()
                 pause_s = max(talk.busy_until_s - now_s, rate.backlog_s())
-                index = None if pause_s > 0 else await self._next(now_s, tasks)
-                if index is not None:
+                run = () if pause_s > 0 else await self._next_run(now_s, tasks)
+                if run:
                     # Before any other conversation takes its turn.
-                    rate.charge(self._artifact.piece_length(index))
-                    tasks.start_soon(self._request, index)
+                    rate.charge(self._bytes_of(run))
+                    tasks.start_soon(self._request, run)
                     continue
                 with anyio.move_on_after(min(_IDLE_S, pause_s) if pause_s > 0 else _IDLE_S):
                     await self._common.changed.wait()
+
+    async def _next_run(self, now_s: float, tasks: TaskGroup) -> Sequence[int]:
+        """Return the pieces to ask of the source in one request now."""
+        limit, peer, plan = self._at_once, self._talk.peer, self._common.plan
+        if limit > 1 and not plan.room_for_run(peer, limit):
+            return ()
+        first = await self._next(now_s, tasks)
+        return () if first is None else plan.extend(peer, first, limit, now_s)
+
+    @property
+    def _at_once(self) -> int:
+        client, piece_s = self._talk.client, self._common.rate.duration_s(self._artifact.piece_bytes)
+        if not isinstance(client, MirrorClient):
+            return 1
+        return client.at_once if piece_s == 0 else max(1, min(client.at_once, int(_BURST_S / piece_s)))
+
+    def _bytes_of(self, run: Sequence[int]) -> int:
+        return sum(self._artifact.piece_length(index) for index in run)
 
     async def _next(self, now_s: float, tasks: TaskGroup) -> int | None:
         """Return the piece to ask of the source now."""
@@ -162,34 +188,49 @@ class Exchange:
                 # News is urgent only while there is little to ask for.
                 pause_s = settings.refresh_s if plan.stock(talk.peer) > settings.window else 0.0
 
-    async def _request(self, index: int) -> None:
+    async def _request(self, run: Sequence[int]) -> None:
         common = self._common
         try:
-            await self._fetch_piece(index)
+            await self._fetch(run)
         except RemoteError as e:
-            await self._refused(index, e)
+            await self._refused(run[0], e)
         except (PeerUnreachable, PeerFault) as e:
             self._talk.end(e)
         except LocalFault as e:
             common.end(e)
         finally:
-            common.plan.settle(self._talk.peer, index, anyio.current_time())
-            common.wake()
+            self._settle(run)
         if common.partial.have.complete:
             common.end(None)
 
-    async def _fetch_piece(self, index: int) -> None:
-        talk, common = self._talk, self._common
-        length = self._artifact.piece_length(index)
+    def _settle(self, run: Sequence[int]) -> None:
+        for index in run:
+            self._common.plan.settle(self._talk.peer, index, anyio.current_time())
+        self._common.wake()
+
+    async def _fetch(self, run: Sequence[int]) -> None:
+        talk, digest, settings = self._talk, self._artifact.digest, self._common.settings
         # With a full window each request waits for the others of the same peer.
-        slowest_s = common.settings.window * length / common.settings.min_bytes_per_s
-        timeout_s = common.settings.answer_timeout_s + slowest_s
+        slowest_s = settings.window * self._artifact.piece_length(run[0]) / settings.min_bytes_per_s
+        timeout_s = settings.answer_timeout_s + slowest_s
+        owed_bytes = self._bytes_of(run)
+
+        async def take(index: int, data: bytes) -> None:
+            nonlocal owed_bytes
+            owed_bytes -= len(data)
+            await self._take(index, data)
+            talk.heard()
+            self._settle([index])
+            if self._common.partial.have.complete:
+                self._common.end(None)
+
         try:
-            data = await talk.answer(talk.client.piece(self._artifact.digest, index, timeout_s=timeout_s))
-        except BaseException:
-            common.rate.refund(length)  # Nothing came: others may ask for as much.
-            raise
-        await self._take(index, data)
+            if isinstance(talk.client, MirrorClient):
+                await talk.answer(talk.client.pieces(digest, run, take, timeout_s=timeout_s))
+            else:
+                await take(run[0], await talk.answer(talk.client.piece(digest, run[0], timeout_s=timeout_s)))
+        finally:
+            self._common.rate.refund(owed_bytes)  # Did not come: others may ask for as much.
 
     async def _take(self, index: int, data: bytes) -> None:
         """Verify and write a piece that came."""

@@ -16,11 +16,13 @@ import anyio
 import anyio.to_thread
 
 from echo_swarm.checkpoint.download import Download
-from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings, Grudges, SourcesExhausted
+from echo_swarm.checkpoint.fetch_report import FetchReport, FetchSettings, Grudges, Origin, SourcesExhausted
 from echo_swarm.checkpoint.interest import InterestBook
+from echo_swarm.checkpoint.mirror import Mirrors
 from echo_swarm.checkpoint.partial import PartialArtifact, WrongPiece
 from echo_swarm.checkpoint.pieces import LocalPiece
 from echo_swarm.checkpoint.rate import RateLimit
+from echo_swarm.checkpoint.reach import is_mirror
 from echo_swarm.checkpoint.sources import Providers
 from echo_swarm.checkpoint.store import VersionStore, read_range
 from echo_swarm.checkpoint.watch import FetchWatch, Stage
@@ -84,6 +86,8 @@ class Fetcher:
         """Verified piece bytes since the start, all artifacts."""
         self.bytes_per_s: float | None = None
         """How fast the last artifact of some size came, all told."""
+        self.mirrors: Mirrors | None = None
+        """Asked beside peers."""
         self._host = host
         self._store = store
         self._coordinator = coordinator
@@ -91,6 +95,10 @@ class Fetcher:
         self._interest = interest or InterestBook()
         self._rate = RateLimit(self.settings.max_bytes_per_s)
         self._turns: dict[bytes, anyio.Lock] = {}
+
+    def bytes_from(self, origin: Origin) -> int:
+        """Return the verified piece bytes that came from one kind of source."""
+        return sum(size for peer, size in self.bytes_by_source.items() if Origin.of(peer, self._coordinator) is origin)
 
     async def fetch(
         self,
@@ -186,6 +194,7 @@ class Fetcher:
                     report=report,
                     interest=self._interest,
                     rate=self._rate,
+                    mirrors=self.mirrors,
                     on_piece=lambda peer, size: self._count(partial, peer, size, report, wishes),
                 )
                 await download.run()
@@ -211,6 +220,7 @@ class Fetcher:
     ) -> None:
         self.bytes_by_source[peer] = self.bytes_by_source.get(peer, 0) + size_bytes
         wishes.watch.sources = len(report.bytes_by_source)
+        wishes.watch.mirrors = sum(map(is_mirror, report.bytes_by_source))
         wishes.watch.advance(partial.done_bytes)
         if wishes.progress is not None:
             wishes.progress(partial.done_bytes, partial.artifact.size_bytes)

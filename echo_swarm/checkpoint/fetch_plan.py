@@ -29,6 +29,8 @@ _LEAST_WINDOW = 2
 @dataclass(slots=True)
 class _Source:
     have: PieceMap
+    most: int
+    """Of the window."""
     window: int = 1
     asked: dict[int, float] = field(default_factory=dict[int, float])
     """Piece in flight → when it was asked for."""
@@ -64,6 +66,8 @@ class PiecePlan:
         self._todo = list(have.missing())
         """Missing and asked of nobody, in random order."""
         random.shuffle(self._todo)
+        self._places = {index: place for place, index in enumerate(self._todo)}
+        """Where each of them stands."""
         self._free = PieceMap(have.count)
         """The same as a map."""
         for index in self._todo:
@@ -73,7 +77,7 @@ class PiecePlan:
         """Add a source, or replace what is known of its pieces."""
         source = self._sources.get(peer)
         if source is None:
-            source = self._sources[peer] = _Source(have=have)
+            source = self._sources[peer] = _Source(have=have, most=self._window)
         else:
             if peer != self._coordinator:
                 for index in source.have.differing(have):
@@ -89,6 +93,10 @@ class PiecePlan:
             self._count(peer, source.have, -1)
             for index in source.asked:
                 self._unask(index)
+
+    def widen(self, peer: PeerId, pieces: int) -> None:
+        """Let a source that gives several pieces for one request have so many in flight; half of all at most."""
+        self._sources[peer].most = max(1, min(pieces, self._max_in_flight // 2))
 
     @property
     def has_work(self) -> bool:
@@ -152,10 +160,30 @@ class PiecePlan:
         source = self._sources.get(peer)
         if source is None or self.is_full(peer) or index not in source.have or index not in self._free:
             return False
-        self._todo.remove(index)
-        self._free.discard(index)
+        self._drop(index)
         self._ask(source, index, now_s)
         return True
+
+    def room_for_run(self, peer: PeerId, limit: int) -> bool:
+        """Whether a source has room for a request of `limit` pieces, or of half of its window; or nothing to do.
+
+        Else each piece that comes would make room for one of a single piece.
+        """
+        source = self._sources[peer]
+        room = min(source.window - len(source.asked), self._max_in_flight - self._in_flight)
+        return not source.asked or room >= min(limit, max(1, source.window // 2))
+
+    def extend(self, peer: PeerId, first: int, limit: int, now_s: float) -> range:
+        """Ask for the pieces beside one that was taken, too: as long as they are no more common than it is."""
+        low = high = first
+        while high - low + 1 < limit and self._suits_beside(high + 1, first) and self.claim(peer, high + 1, now_s):
+            high += 1
+        while high - low + 1 < limit and self._suits_beside(low - 1, first) and self.claim(peer, low - 1, now_s):
+            low -= 1
+        return range(low, high + 1)
+
+    def _suits_beside(self, index: int, first: int) -> bool:
+        return 0 <= index < self._have.count and self._holders[index] <= self._holders[first]
 
     def take_late(self, peer: PeerId, now_s: float) -> int | None:
         """Return a piece that others have been asked for too long ago, as `take` does at the end."""
@@ -177,7 +205,7 @@ class PiecePlan:
             elapsed = now_s - asked_at
             source.piece_s = elapsed if source.piece_s == 0 else 0.7 * source.piece_s + 0.3 * elapsed
             if elapsed < _QUEUE_S:
-                source.window = min(self._window, source.window + 1)
+                source.window = min(source.most, source.window + 1)
             elif elapsed > 2 * _QUEUE_S:
                 source.window = max(_LEAST_WINDOW, source.window - 1)
         self._unask(index)
@@ -191,8 +219,17 @@ class PiecePlan:
         self._askers[index] -= 1
         self._in_flight -= 1
         if self._askers[index] == 0 and index not in self._have:
+            self._places[index] = len(self._todo)
             self._todo.append(index)
             self._free.add(index)
+
+    def _drop(self, index: int) -> None:
+        """Take a piece off the list of those asked of nobody; the last one takes its place."""
+        place, last = self._places.pop(index), self._todo.pop()
+        if last != index:
+            self._todo[place] = last
+            self._places[last] = place
+        self._free.discard(index)
 
     def _from_todo(self, peer: PeerId, source: _Source) -> int | None:
         if not self._free.common(source.have):
@@ -214,9 +251,7 @@ class PiecePlan:
         if best is None:
             return None
         index = self._todo[best[1]]
-        self._todo[best[1]] = self._todo[-1]
-        self._todo.pop()
-        self._free.discard(index)
+        self._drop(index)
         return index
 
     def _from_others(self, source: _Source, now_s: float) -> int | None:

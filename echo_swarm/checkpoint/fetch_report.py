@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
+from echo_swarm.checkpoint.reach import is_mirror
 from echo_swarm.errors import Unavailable
 from echo_swarm.identity import PeerId
 from echo_swarm.transfers import LIES, FaultReason
@@ -12,6 +14,21 @@ SILENT_HOLD_S = 60.0
 """How long a peer is avoided that left a question open."""
 MAX_FAULTS = 16
 """Peers named with what they did."""
+
+
+class Origin(StrEnum):
+    """What kind of source bytes came from."""
+
+    COORDINATOR = "coordinator"
+    PEER = "peer"
+    MIRROR = "mirror"
+
+    @classmethod
+    def of(cls, source: PeerId, coordinator: PeerId | None) -> "Origin":
+        """Return the kind of a source."""
+        if is_mirror(source):
+            return cls.MIRROR
+        return cls.COORDINATOR if source == coordinator else cls.PEER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +111,11 @@ class FetchReport:
         """Note what kind of fault a source's last one was. A lie is not made up for by a lesser one."""
         if self.reasons.get(peer) not in LIES or reason in LIES:
             self.reasons[peer] = reason
+
+    @property
+    def mirrors(self) -> int:
+        """Return the bytes of `bytes_by_source` that came from mirrors."""
+        return sum(size for source, size in self.bytes_by_source.items() if is_mirror(source))
 
     @property
     def faults(self) -> list[tuple[PeerId, str]]:

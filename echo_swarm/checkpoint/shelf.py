@@ -147,12 +147,28 @@ class ManifestShelf:
         self._manifests[version] = signed
 
     def _read_manifest(self, path: Path) -> Signed[CheckpointManifest] | None:
-        raw = read_file(path, _ENVELOPE_BYTES)
-        if raw is None:
-            return None
-        try:
-            signed = unseal(raw, CheckpointManifest, MANIFEST_LIMITS)
-        except PeerFault as e:
-            log.warning("%s is damaged: %s", path, e)
-            return None
-        return signed if signed.message.run_id == self.run_id else None
+        signed = _read_manifest(path)
+        return signed if signed is not None and signed.message.run_id == self.run_id else None
+
+
+def read_manifests(folder: Path) -> dict[int, CheckpointManifest]:
+    """Return the manifests of the versions in a run's store that another process owns; nothing is changed there."""
+    found = dict[int, CheckpointManifest]()
+    for path in sorted(folder.glob("v*/manifest.bin")):
+        signed = _read_manifest(path)
+        if signed is None or signed.message.run_id != folder.name:
+            continue
+        if path.parent.name == f"v{signed.message.policy_version:08d}":
+            found[signed.message.policy_version] = signed.message
+    return found
+
+
+def _read_manifest(path: Path) -> Signed[CheckpointManifest] | None:
+    raw = read_file(path, _ENVELOPE_BYTES)
+    if raw is None:
+        return None
+    try:
+        return unseal(raw, CheckpointManifest, MANIFEST_LIMITS)
+    except PeerFault as e:
+        log.warning("%s is damaged: %s", path, e)
+        return None

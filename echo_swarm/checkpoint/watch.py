@@ -36,7 +36,9 @@ class FetchWatch:
     resumed_bytes: int | None = None
     """Verified bytes of an earlier attempt; None while that is not known."""
     sources: int = 0
-    """Peers that gave pieces of the file that is being fetched."""
+    """Peers and mirrors that gave pieces of the file that is being fetched."""
+    mirrors: int = 0
+    """Mirrors among them."""
     change: int = 0
     """Which of the changes since an older version this is about, from 1; 0: the file itself."""
     changes: int = 0

@@ -20,6 +20,16 @@ app = typer.Typer(
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", help="Where this node keeps its key and its work.", show_default=False)
 ]
+MaxUpload = Annotated[
+    float | None, typer.Option(help="Most Mbit/s of model versions to other peers.", show_default=False)
+]
+MaxDownload = Annotated[
+    float | None, typer.Option(help="Most Mbit/s of model versions from others.", show_default=False)
+]
+NoMirrors = Annotated[bool, typer.Option("--no-mirrors", help="Fetch from peers only, not from the run's web servers.")]
+PrivateMirrors = Annotated[
+    bool, typer.Option("--private-mirrors", help="Let the run's web servers be in this network, or on this machine.")
+]
 
 
 @app.callback()
@@ -51,15 +61,13 @@ def join(
         list[str] | None, typer.Option(help="Multiaddress to listen on; repeatable.", show_default=False)
     ] = None,
     outbound_only: Annotated[bool, typer.Option("--outbound-only", help="Accept no connections.")] = False,
-    max_upload: Annotated[
-        float | None, typer.Option(help="Most Mbit/s of model versions to other peers.", show_default=False)
-    ] = None,
-    max_download: Annotated[
-        float | None, typer.Option(help="Most Mbit/s of model versions from others.", show_default=False)
-    ] = None,
+    max_upload: MaxUpload = None,
+    max_download: MaxDownload = None,
     max_store: Annotated[
         float | None, typer.Option(help="Most GB of model versions on disk.", min=0.001, show_default=False)
     ] = None,
+    no_mirrors: NoMirrors = False,
+    private_mirrors: PrivateMirrors = False,
     hold: Annotated[
         list[str] | None,
         typer.Option(help="Of a seeder, repeatable: safetensors, gguf, delta, lora, lora-gguf; all by default."),
@@ -88,6 +96,8 @@ def join(
         max_download_mbit=max_download,
         max_store_bytes=None if max_store is None else int(max_store * 1e9),
         hold=tuple(hold) if hold else None,
+        use_mirrors=not no_mirrors,
+        private_mirrors=private_mirrors,
         patience_s=patience,
     )
     take_part(config, parse(invite), Console())

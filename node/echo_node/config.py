@@ -54,6 +54,10 @@ class NodeConfig(BaseModel):
     max_outbox_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
     max_store_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     """Room for model versions; None: what the disk has."""
+    use_mirrors: bool = True
+    """Whether to fetch from the HTTP mirrors that the run names."""
+    private_mirrors: bool = False
+    """Whether these may be at private and loopback addresses, though the run itself is not."""
     hold: Annotated[tuple[ArtifactKind, ...], Field(min_length=1)] | None = None
     """Of a seeder: the kinds of files that it stores and serves; None: all."""
     max_upload_mbit: Annotated[float, Field(ge=MIN_MBIT, le=1e6)] | None = None

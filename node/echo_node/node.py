@@ -43,6 +43,7 @@ from echo_node.heartbeat import Heartbeat
 from echo_node.lease_book import LeaseBook
 from echo_node.leaving import told_while_leaving
 from echo_node.link import Joined, Link
+from echo_node.mirrors import mirrors_of
 from echo_node.outbox import Outbox
 from echo_node.own_record import OwnRecord, keep_status
 from echo_node.peers import Peers
@@ -169,6 +170,7 @@ class Node:
             settings=FetchSettings(max_bytes_per_s=bytes_per_s(config.max_download_mbit)),
             interest=interest,
         )
+        fetcher.mirrors = mirrors_of(config, self._invite)
         max_upload = bytes_per_s(config.max_upload_mbit)
         return fetcher, BlobServer(host, self.store, interest=interest, max_bytes_per_s=max_upload)
 

@@ -23,6 +23,7 @@ from anyio import to_thread
 from echo_node.activity import Activity, Part
 from echo_node.backends.base import PolicyFiles
 from echo_node.backoff import Backoff
+from echo_node.mirrors import take_mirrors
 from echo_node.peers import Peers
 from echo_node.swaps import Swaps
 from echo_node.transfer_view import TransferView
@@ -86,6 +87,7 @@ class PolicySync:
         self._store = store
         self._trusted = trusted
         self._peers = peers
+        self._mirrors = fetcher.mirrors
         self._clock = clock
         self._activity = activity
         self._swaps = swaps
@@ -195,6 +197,7 @@ class PolicySync:
     async def joined(self, run: RunManifest, run_envelope: bytes, head_manifest: bytes | None) -> None:
         """Take what a hello brought: the checked run, and the head manifest, not yet checked."""
         self._run = run
+        take_mirrors(self._mirrors, run, self._activity)
         await to_thread.run_sync(self._store.save_run, run_envelope)
         if head_manifest is not None:
             try:

@@ -27,6 +27,7 @@ from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths, run_dirs
 from echo_node.heartbeat import Heartbeat
 from echo_node.link import Joined, Link
+from echo_node.mirrors import mirrors_of
 from echo_node.node import Outcome
 from echo_node.own_record import OwnRecord, keep_status
 from echo_node.peers import Peers
@@ -91,6 +92,7 @@ class Seeder:
             settings=FetchSettings(max_bytes_per_s=bytes_per_s(config.max_download_mbit)),
             interest=interest,
         )
+        self.fetcher.mirrors = mirrors_of(config, invite)
         self.blobs = BlobServer(
             seams.host,
             self.store,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from echo_node.activity import Activity
 from echo_node.backends.base import PolicyFiles
+from echo_node.mirrors import SourceNews
 from echo_node.peers import Peers
 from echo_node.transfer_view import TransferView
 from echo_node.version_files import NotUsable
@@ -52,6 +53,7 @@ class SeederFiles:
         self._peers = peers
         self._activity = activity
         self._transfers = transfers
+        self._news = SourceNews(activity)
         self._kinds = tuple(kind for kind in ALL_KINDS if kind in kinds)
         self._told: set[tuple[str, str]] = set()
         """Kind and precision of files that were left out: told once, not with each version."""
@@ -122,8 +124,7 @@ class SeederFiles:
             )
         finally:
             self._transfers.end(watch, artifact.digest)
-        for liar, what in report.liars.items():
-            self._activity.say(f"peer {liar} sent wrong bytes of {name} ({what}); not asked again")
+        self._news.tell(report, name)
         assert report.path is not None
         return report.path
 

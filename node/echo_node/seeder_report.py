@@ -12,6 +12,7 @@ from echo_node.status import LocalStatus
 from echo_node.transfer_view import TransferView
 from echo_swarm import __version__
 from echo_swarm.checkpoint.fetch import Fetcher
+from echo_swarm.checkpoint.fetch_report import Origin
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.clock import Clock
@@ -112,11 +113,11 @@ class SeederReport:
             bytes_served=self.blobs.bytes_served,
             bytes_fetched_coordinator=self.fetcher.bytes_by_source.get(self.invite.coordinator, 0),
             bytes_fetched_peers=self._fetched_from_peers,
+            bytes_fetched_mirrors=self.fetcher.bytes_from(Origin.MIRROR),
             held_versions=tuple(self.held_versions()),
             held_bytes=self.store.used_bytes(),
         )
 
     @property
     def _fetched_from_peers(self) -> int:
-        by_source = self.fetcher.bytes_by_source
-        return sum(by_source.values()) - by_source.get(self.invite.coordinator, 0)
+        return self.fetcher.bytes_from(Origin.PEER)

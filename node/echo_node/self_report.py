@@ -12,6 +12,7 @@ from echo_node.transfer_view import TransferView
 from echo_node.worker import Worker
 from echo_swarm import __version__
 from echo_swarm.checkpoint.fetch import Fetcher
+from echo_swarm.checkpoint.fetch_report import Origin
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.clock import Clock
@@ -138,9 +139,9 @@ class SelfReport:
             bytes_served=self._blobs.bytes_served,
             bytes_fetched_coordinator=self._fetcher.bytes_by_source.get(self._invite.coordinator, 0),
             bytes_fetched_peers=self._fetched_from_peers,
+            bytes_fetched_mirrors=self._fetcher.bytes_from(Origin.MIRROR),
         )
 
     @property
     def _fetched_from_peers(self) -> int:
-        by_source = self._fetcher.bytes_by_source
-        return sum(by_source.values()) - by_source.get(self._invite.coordinator, 0)
+        return self._fetcher.bytes_from(Origin.PEER)

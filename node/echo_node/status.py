@@ -81,6 +81,7 @@ class LocalStatus(BaseModel):
     """Pieces of model versions, to other nodes."""
     bytes_fetched_coordinator: int = 0
     bytes_fetched_peers: int = 0
+    bytes_fetched_mirrors: int = 0
     held_versions: tuple[int, ...] = ()
     """Of a seeder: versions of which at least one file is whole here."""
     held_bytes: int = 0
@@ -163,7 +164,7 @@ def _traffic(status: LocalStatus) -> str:
     return (
         f"traffic: {_mb(status.bytes_sent)} sent, {_mb(status.bytes_received)} received; model versions: "
         f"{_mb(status.bytes_fetched_coordinator)} from the coordinator, {_mb(status.bytes_fetched_peers)} from peers, "
-        f"{_mb(status.bytes_served)} served to peers"
+        f"{_mb(status.bytes_fetched_mirrors)} from mirrors, {_mb(status.bytes_served)} served to peers"
     )
 
 

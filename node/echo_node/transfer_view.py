@@ -25,6 +25,8 @@ class TransferNow:
     total_bytes: int
     bytes_per_s: float | None
     sources: int = 0
+    mirrors: int = 0
+    """Among the sources."""
     resumed_bytes: int = 0
 
     @property
@@ -45,7 +47,9 @@ class TransferNow:
         if self.left_s is not None and self.share < 1:
             parts.append(f"{duration(self.left_s)} left")
         if self.sources:
-            parts.append(f"from {self.sources} peer{'s' if self.sources > 1 else ''}")
+            peers = counted(self.sources - self.mirrors, "peer")
+            mirrors = counted(self.mirrors, "mirror")
+            parts.append(f"from {' and '.join(filter(None, (peers, mirrors)))}")
         if self.resumed_bytes:
             parts.append(f"resumed at {_percent(self.resumed_bytes / max(1, self.total_bytes))}")
         return ", ".join(parts)
@@ -87,6 +91,7 @@ class TransferView:
             total_bytes=watch.total_bytes,
             bytes_per_s=self._rate(watch, done_bytes, now_s),
             sources=watch.sources if fetching else 0,
+            mirrors=watch.mirrors if fetching else 0,
             resumed_bytes=(watch.resumed_bytes or 0) if fetching and itself else 0,
         )
 
@@ -108,6 +113,11 @@ class TransferView:
             self._looks.popleft()
         since_s, before = self._looks[0]
         return (done_bytes - before) / (now_s - since_s) if now_s > since_s else None
+
+
+def counted(number: int, what: str) -> str:
+    """Return such as `2 peers`; nothing for none."""
+    return f"{number} {what}{'s' if number > 1 else ''}" if number else ""
 
 
 def _percent(share: float) -> str:

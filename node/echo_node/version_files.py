@@ -14,6 +14,7 @@ from anyio import to_thread
 
 from echo_node.activity import Activity
 from echo_node.backends.base import PolicyFiles
+from echo_node.mirrors import SourceNews
 from echo_node.peers import Peers
 from echo_node.swaps import Swaps
 from echo_node.transfer_view import TransferView
@@ -54,6 +55,7 @@ class VersionFiles:
         self._store = store
         self._peers = peers
         self._activity = activity
+        self._news = SourceNews(activity)
         self._swaps = swaps
         self._transfers = transfers
         self._wanted = wanted
@@ -130,13 +132,13 @@ class VersionFiles:
         except SourcesExhausted as e:
             # What came is kept, and the next try does not count it.
             self._swaps.fetched(wanted_for, size_bytes=_came_bytes(e.report), verify_s=e.report.verify_s)
+            self._news.tell(e.report, name)
             raise
         finally:
             self._transfers.end(watch, artifact.digest)
         if report.delta_fault:
             self._activity.say(f"{name} came whole, not as its changes ({report.delta_fault})")
-        for liar, what in report.liars.items():
-            self._activity.say(f"peer {liar} sent wrong bytes of {name} ({what}); not asked again")
+        self._news.tell(report, name)
         assert report.path is not None
         came_s = anyio.current_time()
         await to_thread.run_sync(_check, report.path, artifact, name)

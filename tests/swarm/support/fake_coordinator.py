@@ -89,6 +89,7 @@ class FakeCoordinator:
         self.beat_s = beat_s
         self.lease_s = lease_s
         self.group_size = group_size
+        self.mirrors: tuple[str, ...] = ()
         self.clock = SystemClock()
         self.store = VersionStore(folder, self.run_id)
         self.head: int | None = None
@@ -131,6 +132,7 @@ class FakeCoordinator:
             max_prompt_tokens=32,
             max_completion_tokens=64,
             environment="none",
+            mirrors=self.mirrors,
         )
         return seal(self.identity, run)
 

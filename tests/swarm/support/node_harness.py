@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -85,6 +86,7 @@ class Swarm:
         restarts: RestartPolicy | None = None,
         max_outbox_bytes: int = 64 << 20,
         wanted_files: Wanted | None = None,
+        **config_fields: Any,
     ) -> AsyncGenerator[RunningNode]:
         """Run a node; leaving the block kills it."""
         puppet = puppet or PuppetBackend()
@@ -102,7 +104,12 @@ class Swarm:
                 wanted_files=wanted_files or Wanted(),
                 restarts=restarts or RestartPolicy(first_delay_s=0.01),
             )
-            config = NodeConfig(state_dir=self.folder / name, max_outbox_bytes=max_outbox_bytes, patience_s=patience_s)
+            config = NodeConfig(
+                state_dir=self.folder / name,
+                max_outbox_bytes=max_outbox_bytes,
+                patience_s=patience_s,
+                **config_fields,
+            )
             node = Node(config, invite or self.coordinator.invite(), seams)
             running = RunningNode(node=node, host=host, puppet=puppet, lines=lines)
 

@@ -24,6 +24,10 @@ def test_a_fetch_tells_bytes_share_rate_time_left_peers_and_where_it_resumed():
     assert str(view.look(14.0)) == (
         "fetching version 7: 40.0 MB of 100.0 MB (40 %), 5.0 MB/s, 12 s left, from 3 peers, resumed at 20 %"
     )
+    watch.mirrors = 2
+    assert "from 1 peer and 2 mirrors, resumed" in str(view.look(14.0))
+    watch.mirrors = 3
+    assert "from 3 mirrors, resumed" in str(view.look(14.0))
 
 
 def test_the_rate_is_that_of_the_last_seconds_and_a_stand_still_has_no_end():

@@ -1,0 +1,174 @@
+"""`echo-coordinator mirror`: the folder that a web server serves."""
+
+import shutil
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from echo_coordinator.commands.mirror import Mirrored, write_mirror
+from echo_coordinator.demo.run_file import to_toml
+from echo_coordinator.run_folder import RunFolder
+from echo_swarm.errors import LocalFault, SettingsError, UsageError
+from tests.swarm.support.fake_coordinator import FakeCoordinator
+
+GGUF = {"f32": b"g" * 70_000}
+
+
+class Run:
+    """A run's folder with versions in its store, held open by their publisher."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.out = folder / "run", folder / "mirror"
+        self.coordinator = FakeCoordinator(RunFolder(self.root).store)
+        settings = {
+            "run": {"id": self.coordinator.run_id, "name": "r"},
+            "environment": {"name": "reasoning_gym:chain_sum"},
+        }
+        RunFolder(self.root).settings.write_text(to_toml(settings))
+        self.lines: list[str] = []
+
+    def publish(self, version: int) -> list[Path]:
+        """Return the version's files."""
+        self.coordinator.publish(version, gguf=GGUF)
+        return [self.folder(version) / name for name in ("model.safetensors", "model-f32.gguf")]
+
+    def folder(self, version: int) -> Path:
+        return self.coordinator.store.version_folder(version)
+
+    def mirror(self, *, prune: bool = False) -> Mirrored:
+        return write_mirror(self.root, self.out, prune=prune, say=self.lines.append)
+
+    @property
+    def served(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (self.out / self.coordinator.run_id).iterdir()}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def named(*paths: Path) -> dict[str, bytes]:
+    return {sha256(path.read_bytes()).hexdigest(): path.read_bytes() for path in paths}
+
+
+def test_each_file_of_each_version_lies_under_its_digest_and_again_only_new_ones_are_added(run: Run):
+    first = run.publish(0)
+    done = run.mirror()
+    assert run.served == named(*first)
+    assert (done.versions, done.added, done.kept, done.added_bytes) == (
+        (0,),
+        2,
+        0,
+        sum(p.stat().st_size for p in first),
+    )
+    assert [line.partition(" (")[0] for line in run.lines] == [
+        "linked  model.safetensors of version 0",
+        "linked  model-f32.gguf of version 0",
+    ]
+    second = run.publish(3)
+    done = run.mirror()
+    assert run.served == named(*first, *second)
+    # The gguf file is the same in both versions.
+    assert (done.versions, done.added, done.kept) == ((0, 3), 1, 2)
+    assert run.mirror().added == 0
+
+
+def test_what_no_version_names_is_removed_only_when_asked_and_nothing_of_others(run: Run):
+    first, second = run.publish(0), run.publish(1)
+    run.mirror()
+    shutil.rmtree(run.folder(0))
+    folder = run.out / run.coordinator.run_id
+    (folder / "index.html").write_text("mine")
+    (folder / ".adding-0123").write_text("of a command that was killed")
+    run.mirror()
+    assert set(named(*second)) < set(run.served) and ".adding-0123" not in run.served
+    gone = set(run.served) - set(named(*second)) - {"index.html"}
+    done = run.mirror(prune=True)
+    assert run.served == {**named(*second), "index.html": b"mine"}
+    assert done.removed == len(gone) == 1
+    assert not any(path.exists() for path in first)
+
+
+def test_a_file_whose_name_is_taken_by_a_shorter_one_is_written_again(run: Run):
+    files = run.publish(0)
+    folder = run.out / run.coordinator.run_id
+    folder.mkdir(parents=True)
+    (folder / sha256(files[0].read_bytes()).hexdigest()).write_bytes(b"cut")
+    assert run.mirror().added == 2 and run.served == named(*files)
+
+
+def test_a_file_that_others_may_not_read_is_copied_and_can_be_served(run: Run):
+    files = run.publish(0)
+    for path in files:
+        path.chmod(0o600)
+    run.mirror()
+    assert run.lines[0].startswith("copied") and run.served == named(*files)
+    assert {path.stat().st_mode & 0o777 for path in (run.out / run.coordinator.run_id).iterdir()} == {0o644}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_a_damaged_or_missing_file_is_named_and_not_served_and_the_others_are(run: Run):
+    damaged, good = run.publish(0)
+    missing, _ = run.publish(1)
+    damaged.write_bytes(b"\xff" + damaged.read_bytes()[1:])
+    missing.unlink()
+    with pytest.raises(LocalFault) as caught:
+        run.mirror()
+    assert "model.safetensors of version 0 is damaged" in str(caught.value)
+    assert "model.safetensors of version 1 is missing" in str(caught.value)
+    assert run.served == named(good)
+
+
+def test_a_version_that_the_coordinator_deletes_meanwhile_is_left_out(run: Run):
+    run.publish(0)
+    newer = run.publish(1)
+
+    def say(line: str) -> None:
+        run.lines.append(line)
+        shutil.rmtree(run.folder(0), ignore_errors=True)
+
+    write_mirror(run.root, run.out, prune=False, say=say)
+    assert run.served == named(*newer)
+    assert run.lines[-1] == "left out  model.safetensors of version 0: the run no longer has it"
+
+
+def test_the_store_of_a_running_coordinator_is_left_as_it_is(run: Run):
+    run.publish(0)
+    under_way = run.folder(0) / "manifest.bin.tmp"
+    under_way.write_bytes(b"half")
+    before = sorted(run.coordinator.store.folder.rglob("*"))
+    run.mirror(prune=True)
+    assert sorted(run.coordinator.store.folder.rglob("*")) == before
+
+
+def test_what_cannot_be_a_mirror_is_refused(run: Run, tmp_path: Path):
+    with pytest.raises(UsageError, match="has not published a version yet"):
+        run.mirror()
+    run.publish(0)
+    with pytest.raises(UsageError, match="lies inside the run's folder"):
+        write_mirror(run.root, run.root / "www", prune=False, say=print)
+    with pytest.raises(UsageError, match="is no run"):
+        write_mirror(tmp_path / "nothing", run.out, prune=False, say=print)
+    run.out.write_text("a file")
+    with pytest.raises(LocalFault, match="cannot"):
+        run.mirror()
+
+
+def test_two_commands_do_not_write_one_folder_at_the_same_time(run: Run):
+    run.publish(0)
+
+    def again(_line: str) -> None:
+        with pytest.raises(UsageError, match="another command is writing"):
+            run.mirror()
+
+    write_mirror(run.root, run.out, prune=False, say=again)
+
+
+@pytest.mark.parametrize("url", ["ftp://x/", "files.example.org", "https://a:b@x/"])
+def test_settings_name_only_plain_urls(run: Run, url: str):
+    path = RunFolder(run.root).settings
+    path.write_text(f'{path.read_text()}\n[publish]\nmirrors = ["{url}"]\n')
+    with pytest.raises(SettingsError, match=r"publish\.mirrors.*is no base URL"):
+        run.mirror()
