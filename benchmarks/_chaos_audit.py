@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from echo_swarm.checkpoint.partial import file_digest
+from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.envelope import OVERHEAD_BYTES, unseal
 from echo_swarm.errors import PeerFault
 from echo_swarm.manifest import MANIFEST_LIMITS, CheckpointManifest

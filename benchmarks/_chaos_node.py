@@ -23,7 +23,8 @@ from echo_node.swaps import Swaps
 from echo_swarm.checkpoint import shelf
 from echo_swarm.checkpoint.delta.apply import DeltaChain
 from echo_swarm.checkpoint.fetch import Fetcher, FetchReport
-from echo_swarm.checkpoint.partial import PartialArtifact, Told, file_digest, untold
+from echo_swarm.checkpoint.partial import PartialArtifact
+from echo_swarm.checkpoint.read_back import Told, file_digest, untold
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.envelope import Signed
 from echo_swarm.invite import parse

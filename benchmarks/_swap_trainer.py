@@ -26,7 +26,7 @@ from echo_coordinator.trainer.state import (
     TrainerState,
 )
 from echo_swarm.checkpoint.adapter_file import CONFIG_KEY, adapter_config, tensor_names
-from echo_swarm.checkpoint.partial import file_digest
+from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.codec import pack_u32
 from tests.swarm.support.stand_ins import StandInScorers, weights
 

@@ -7,7 +7,8 @@ Nothing is written that was not verified, a kill at any point loses at most the 
 can simply be made again (or for a newer version: equal pieces are copied).
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -27,7 +28,7 @@ from echo_swarm.checkpoint.sources import Providers
 from echo_swarm.checkpoint.store import VersionStore, read_range
 from echo_swarm.checkpoint.watch import FetchWatch, Stage
 from echo_swarm.envelope import Signed
-from echo_swarm.errors import LocalFault
+from echo_swarm.errors import EchoError, LocalFault
 from echo_swarm.identity import PeerId
 from echo_swarm.manifest import Artifact, CheckpointManifest
 from echo_swarm.transport.base import Host
@@ -41,6 +42,8 @@ Fill = Callable[[Signed[CheckpointManifest], PartialArtifact, FetchReport], Awai
 
 _TELLING_BYTES = 1 << 20
 """Fewer say nothing about how fast bytes come."""
+_READ_AHEAD_S = 0.1
+"""Between two looks at what has come."""
 _MAX_ROUNDS = 3
 """Downloads of one call after which a disk that returns other bytes than were written is called broken."""
 
@@ -179,7 +182,8 @@ class Fetcher:
             report.resumed_bytes = partial.done_bytes
             await self._copy_local(partial, report)
             if wishes.fill is not None and not partial.have.complete:
-                await wishes.fill(signed, partial, report)
+                async with _read_ahead(partial):
+                    await wishes.fill(signed, partial, report)
             watch.resumed_bytes, watch.sources = report.resumed_bytes, 0
             for _ in range(_MAX_ROUNDS):
                 watch.enter(Stage.FETCHING, artifact.size_bytes, partial.done_bytes)
@@ -197,7 +201,8 @@ class Fetcher:
                     mirrors=self.mirrors,
                     on_piece=lambda peer, size: self._count(partial, peer, size, report, wishes),
                 )
-                await download.run()
+                async with _read_ahead(partial):
+                    await download.run()
                 came_s = anyio.current_time()
                 watch.enter(Stage.VERIFYING, artifact.size_bytes)
                 path = await anyio.to_thread.run_sync(self._store.finish_partial, partial, watch.advance)
@@ -224,6 +229,29 @@ class Fetcher:
         wishes.watch.advance(partial.done_bytes)
         if wishes.progress is not None:
             wishes.progress(partial.done_bytes, partial.artifact.size_bytes)
+
+
+@asynccontextmanager
+async def _read_ahead(partial: PartialArtifact) -> AsyncGenerator[None]:
+    """Read back what came while the rest is coming. What the block raises comes out as it is."""
+    fault: EchoError | None = None
+
+    async def follow() -> None:
+        # What the disk cannot do, `finish` will be told as well.
+        with suppress(LocalFault):
+            while True:
+                await anyio.sleep(_READ_AHEAD_S)
+                await anyio.to_thread.run_sync(partial.read_ahead)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follow)
+        try:
+            yield
+        except EchoError as e:
+            fault = e
+        tasks.cancel_scope.cancel()
+    if fault is not None:
+        raise fault
 
 
 def _copy_piece(partial: PartialArtifact, piece: LocalPiece) -> int:

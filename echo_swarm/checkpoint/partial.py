@@ -4,32 +4,23 @@ Beside the final name lie `<name>.part`, as long as the artifact and sparse, and
 artifact's digest, then the index of each piece after it was written (u32le). Nothing is synced piece by piece. Instead
 a restart reads the pieces that the journal names and hashes them again, so that it does not matter what a kill or a
 power cut left behind: what fits counts, the rest is fetched again. The final name appears only after a sync and after
-the whole file was read back and had the manifest's digest.
+the whole file was read back and had the manifest's digest: its beginning, by `read_ahead`, while the rest comes.
 """
 
-import hashlib
 import os
 import struct
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from echo_swarm.checkpoint.files import explained, publish_file, read_file, remove_file
 from echo_swarm.checkpoint.pieces import PieceMap
+from echo_swarm.checkpoint.read_back import ReadBack, Told, untold
 from echo_swarm.checkpoint.safetensors_file import check_layout
 from echo_swarm.errors import LocalFault, MalformedMessage, StorageFull
 from echo_swarm.manifest import Artifact, ArtifactKind, sha256
 
 _INDEX = struct.Struct("<I")
-_BLOCK_BYTES = 1 << 20
-
-Told = Callable[[int], None]
-"""Called from the thread that works, with the bytes that were looked at so far."""
-
-
-def untold(_bytes: int) -> None:
-    """Do nothing."""
 
 
 class WrongPiece(MalformedMessage):
@@ -60,6 +51,7 @@ class PartialArtifact:
                 self._file.truncate(artifact.size_bytes)
                 self._recheck(told)
                 self._journal = self._fresh_journal()
+                self._read_back = ReadBack(self.part_path, flushes=True)
             except OSError:
                 self._file.close()
                 raise
@@ -105,6 +97,16 @@ class PartialArtifact:
         with self._lock:
             return self._read(index) if index in self.have and not self._closed else None
 
+    def read_ahead(self) -> None:
+        """Read back, flush and hash what is there from the first byte without a gap. Not twice at a time.
+
+        Raises:
+            StorageFull, LocalFault: the disk cannot do it.
+
+        """
+        with explained(self.part_path):
+            self._follow(untold)
+
     def finish(self, told: Told = untold) -> Path | None:
         """Sync, read the whole file back, compare, and give it its final name.
 
@@ -122,9 +124,9 @@ class PartialArtifact:
                 return None
         # Without the lock: nothing is written any more, and others go on reading pieces meanwhile.
         with explained(self.part_path):
-            with self.part_path.open("r+b", buffering=0) as file:
-                os.fsync(file.fileno())
-            whole_fits = file_digest(self.part_path, told) == self.artifact.digest
+            self._read_back.flush()
+            self._follow(told)
+            whole_fits = self._read_back.digest() == self.artifact.digest
         with self._lock, explained(self.part_path):
             self._check_open()
             if not whole_fits and self._lost_pieces():
@@ -146,6 +148,7 @@ class PartialArtifact:
                 self._closed = True
                 self._file.close()
                 self._journal.close()
+                self._read_back.close()
 
     def discard(self) -> None:
         """Close the files and remove them."""
@@ -160,9 +163,14 @@ class PartialArtifact:
         if self.artifact.kind in (ArtifactKind.SAFETENSORS, ArtifactKind.LORA):
             check_layout(self.part_path, self.artifact.layout_digest)
 
+    def _follow(self, told: Told) -> None:
+        self._read_back.follow(min(self.have.beginning * self.artifact.piece_bytes, self.artifact.size_bytes), told)
+
     def _lost_pieces(self) -> bool:
         """Return whether some pieces are no longer what was written; they are missing again."""
         self._recheck()
+        self._read_back.close()
+        self._read_back = ReadBack(self.part_path, flushes=True)
         if self.have.complete:
             return False
         self._journal.close()
@@ -220,18 +228,6 @@ def read_journal(path: Path, artifact: Artifact) -> list[int]:
     body = data[len(artifact.digest) :]
     indexes = {value for (value,) in _INDEX.iter_unpack(body[: len(body) // _INDEX.size * _INDEX.size])}
     return sorted(index for index in indexes if index < artifact.piece_count)
-
-
-def file_digest(path: Path, told: Told = untold) -> bytes:
-    """Return the sha256 of a file, reading it in blocks."""
-    digest, done = hashlib.sha256(), 0
-    block = bytearray(_BLOCK_BYTES)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(memoryview(block)[:count])
-            done += count
-            told(done)
-    return digest.digest()
 
 
 def _write_all(file: BinaryIO, data: bytes) -> None:

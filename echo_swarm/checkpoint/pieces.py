@@ -65,6 +65,12 @@ class PieceMap:
         """Whether no piece is missing."""
         return self._held == self.count
 
+    @property
+    def beginning(self) -> int:
+        """Number of pieces from the first on, without a gap."""
+        bits = int.from_bytes(self._bits, "little")
+        return (~bits & (bits + 1)).bit_length() - 1
+
     def lacks_some_of(self, other: "PieceMap") -> bool:
         """Whether `other` has a piece that this one has not."""
         return bool(int.from_bytes(other._bits, "little") & ~int.from_bytes(self._bits, "little"))

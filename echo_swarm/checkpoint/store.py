@@ -17,8 +17,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from echo_swarm.checkpoint.files import allocated_bytes, free_bytes, publish_file, read_range, remove_file, size_of
-from echo_swarm.checkpoint.partial import PartialArtifact, Told, file_digest, journal_of, untold
+from echo_swarm.checkpoint.partial import PartialArtifact, journal_of
 from echo_swarm.checkpoint.pieces import LocalPiece, PieceMap
+from echo_swarm.checkpoint.read_back import Told, file_digest, untold
 from echo_swarm.checkpoint.retention import HeldVersion, versions_to_delete, versions_to_evict
 from echo_swarm.checkpoint.shelf import ManifestShelf
 from echo_swarm.errors import LocalFault, StorageFull

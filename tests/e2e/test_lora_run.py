@@ -10,7 +10,7 @@ from echo_coordinator.commands.export import export_version
 from echo_coordinator.demo.run_file import to_toml
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.trainer.settings import LoraSettings, TrainerConfig
-from echo_swarm.checkpoint.partial import file_digest
+from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.errors import UsageError
 from echo_swarm.manifest import ArtifactKind

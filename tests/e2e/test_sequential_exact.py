@@ -25,7 +25,7 @@ from echo_node.backends.child import start_backend
 from echo_node.backends.options import TorchOptions
 from echo_node.config import NodeConfig
 from echo_node.node import Node, NodeSeams, Outcome
-from echo_swarm.checkpoint.partial import file_digest
+from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.clock import SystemClock
 from echo_swarm.codec import pack_f32, pack_u32, unpack_u32
 from echo_swarm.directory.memory import DirectoryStore, MemoryDirectory

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_swarm.checkpoint.partial import file_digest
+from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.checkpoint.store import VersionStore
 from tests.swarm import killed_at_a_step as steps
 

@@ -18,7 +18,7 @@ from echo_coordinator.publisher.gguf.convert import Converted, GgufConverter
 from echo_coordinator.publisher.publish import WeightsFile
 from echo_coordinator.run_folder import RunFolder
 from echo_swarm.checkpoint.files import explained
-from echo_swarm.checkpoint.partial import file_digest
+from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.errors import EchoError, LocalFault
 from echo_swarm.manifest import BASE_VERSION, ArtifactKind, CheckpointManifest
 

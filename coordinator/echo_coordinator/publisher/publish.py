@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from echo_coordinator.publisher.deltas import make_deltas
 from echo_coordinator.publisher.pack import pack, reread
-from echo_swarm.checkpoint.partial import file_digest
+from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.checkpoint.retention import check_retention
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.clock import Clock

@@ -22,7 +22,7 @@ from echo_coordinator.trainer.model import load_tensors, load_weights, save_tens
 from echo_coordinator.trainer.settings import LoraSettings, Precision
 from echo_swarm.checkpoint.adapter_file import CONFIG_KEY, PREFIX, adapter_config, read_adapter, tensor_names
 from echo_swarm.checkpoint.files import publish_file
-from echo_swarm.checkpoint.partial import file_digest
+from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.errors import BackendFailed, MalformedMessage, SettingsError
 
 BASE_FILE = "base/model.safetensors"

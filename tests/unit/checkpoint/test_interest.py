@@ -49,7 +49,7 @@ def test_who_is_silent_is_forgotten_and_the_book_is_bounded():
 
 
 def test_every_piece_is_promised_once_before_any_is_promised_twice():
-    allocation, wanted = Allocation(Random(1)), PieceMap.full(20)
+    allocation, wanted = Allocation(), PieceMap.full(20)
     promised = Counter(index for n in range(5) for index in allocation.choose(A, f"peer {n}", wanted, 4, 0.0))
     assert promised == Counter(range(20))
     promised.update(index for n in range(5) for index in allocation.choose(A, f"other {n}", wanted, 4, 0.0))
@@ -59,7 +59,7 @@ def test_every_piece_is_promised_once_before_any_is_promised_twice():
 
 
 def test_promises_that_are_not_called_in_are_taken_back_and_those_kept_stay():
-    allocation, wanted = Allocation(Random(1)), PieceMap.full(20)
+    allocation, wanted = Allocation(), PieceMap.full(20)
     dying = allocation.choose(A, "dying", wanted, 5, 0.0)
     honest = allocation.choose(A, "honest", wanted, 5, 0.0)
     for index in honest:
@@ -71,12 +71,12 @@ def test_promises_that_are_not_called_in_are_taken_back_and_those_kept_stay():
 
 
 def test_a_greedy_peer_skews_no_more_than_a_few_pieces():
-    allocation, count = Allocation(Random(1)), 1000
+    allocation, count = Allocation(), 1000
     for _ in range(100):
         allocation.choose(A, "greedy", PieceMap.full(count), 64, 0.0)
     fresh = [i for n in range(14) for i in allocation.choose(A, f"peer {n}", PieceMap.full(count), 64, 0.0)]
     assert len(set(fresh)) == len(fresh) == 14 * 64
-    crowd = Allocation(Random(1))
+    crowd = Allocation()
     for number in range(200):
         crowd.choose(A, f"identity {number}", PieceMap.full(count), 64, 0.0)
     assert len(crowd._artifacts[A].promises) <= MAX_PROMISES

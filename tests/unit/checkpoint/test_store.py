@@ -11,6 +11,7 @@ import pytest
 from echo_swarm.checkpoint import files
 from echo_swarm.checkpoint.files import FileBusy
 from echo_swarm.checkpoint.partial import PartialArtifact, WrongPiece
+from echo_swarm.checkpoint.pieces import PieceMap
 from echo_swarm.checkpoint.safetensors_file import layout_digest, read_header
 from echo_swarm.checkpoint.store import SLACK_BYTES, VersionStore
 from echo_swarm.checkpoint.trust import TrustedHead
@@ -102,6 +103,47 @@ def test_a_piece_that_the_disk_lost_is_missing_again_instead_of_published(run, s
     partial.write(0, pieces(data)[0])
     assert store.finish_partial(partial).read_bytes() == data
     store.close_partial(partial)
+
+
+def test_the_beginning_is_read_back_while_the_rest_is_missing(run, store):
+    _, data, partial = begin(run, store, written=[0, 1, 3])
+    partial.read_ahead()
+    told = []
+    partial.write(2, pieces(data)[2])
+    # The read-back does not begin again.
+    assert partial.finish(told.append).read_bytes() == data and min(told) > 2 * PIECE
+    store.close_partial(partial)
+
+
+def test_a_piece_that_the_disk_lost_before_it_was_read_back_is_missing_again(run, store):
+    _, data, partial = begin(run, store, written=[0, 1, 3])
+    with partial.part_path.open("r+b") as file:
+        file.seek(PIECE)
+        file.write(b"rot")
+    partial.read_ahead()
+    partial.write(2, pieces(data)[2])
+    assert store.finish_partial(partial) is None
+    assert list(partial.have.missing()) == [1]
+    partial.write(1, pieces(data)[1])
+    assert store.finish_partial(partial).read_bytes() == data
+    store.close_partial(partial)
+
+
+def test_reading_ahead_of_a_download_that_was_closed_does_nothing(run, store):
+    _, _, partial = begin(run, store, written=[0])
+    store.close_partial(partial)
+    partial.read_ahead()
+    with pytest.raises(LocalFault, match="closed meanwhile"):
+        partial.finish()
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 64])
+def test_a_map_knows_how_far_it_reaches_without_a_gap(count):
+    have = PieceMap(count)
+    for index in (*range(1, count), 0):
+        assert have.beginning == 0
+        have.add(index)
+    assert have.beginning == count
 
 
 def test_a_manifest_that_contradicts_itself_is_refused_and_leaves_no_file(run, store):

@@ -10,7 +10,7 @@ from echo_coordinator.trainer.adapter import BASE_FILE, adapter_tensors
 from echo_coordinator.trainer.engine import Trainer
 from echo_coordinator.trainer.settings import LoraSettings
 from echo_swarm.checkpoint.adapter_file import read_adapter
-from echo_swarm.checkpoint.partial import file_digest
+from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.errors import BackendFailed, SettingsError
 
 LORA = {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj", "down_proj"]}
