@@ -21,7 +21,7 @@ from pathlib import Path
 from echo_coordinator.config import load_settings
 from echo_coordinator.run_folder import RunFolder
 from echo_swarm.checkpoint.files import explained, free_bytes, publish_file, remove_file, size_of
-from echo_swarm.checkpoint.partial import file_digest
+from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.checkpoint.shelf import read_manifests
 from echo_swarm.checkpoint.store import SLACK_BYTES
 from echo_swarm.errors import LocalFault, StorageFull, UsageError
