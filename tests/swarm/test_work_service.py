@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 import anyio
@@ -184,6 +185,21 @@ async def test_a_node_joins_works_and_leaves(tmp_path: Path):
         assert (await ann.call("release", release, Released)).count == 4
         (node,) = swarm.state.node_statuses()
         assert not node.live and node.state == "left"
+
+
+async def test_a_push_of_five_mebibytes_passes(tmp_path: Path):
+    """Field case 57: what is legal and large is not taken for an attack."""
+    tokens = 90_000
+    async with running(tmp_path, max_tokens=1 << 17, group_size=8) as swarm:
+        ann = await swarm.peer("ann")
+        await ann.hello()
+        await swarm.start()
+        random = Random(1)
+        ids = codec.pack_u32([*random.choices([1, *range(3, 10)], k=tokens - 1), 2])
+        logprobs = codec.pack_f32([-random.expovariate(1) for _ in range(tokens)])
+        leases = (await ann.lease()).leases
+        assert 8 * (len(ids) + len(logprobs)) > 5 << 20
+        assert await ann.push(leases[:1], token_ids=ids, logprobs=logprobs) == [Reason.ACCEPTED] * 8
 
 
 async def test_a_request_for_work_waits_until_there_is_some(tmp_path: Path):

@@ -19,6 +19,7 @@ from echo_swarm.errors import LocalFault, MalformedMessage, StorageFull, UsageEr
 from echo_swarm.manifest import ArtifactKind
 
 GGUF = ArtifactKind.GGUF
+WEIGHTS = ArtifactKind.SAFETENSORS
 PIECE = 1 << 16
 
 
@@ -217,24 +218,46 @@ def test_a_disk_that_fills_half_way_leaves_no_temporary_file_and_a_retry_works(r
     store.close_partial(retry)
 
 
-def test_a_quota_evicts_old_versions_but_never_the_one_in_use(run, tmp_path):
-    size = len(run.data(0))
+def fetch_both(run, store, version, weights, layout):
+    """Fetch a version's two files: a GGUF one, and one for other backends, twice as long."""
+    contents = {GGUF: run.data(version), WEIGHTS: weights[:-1] + bytes([version])}
+    artifacts = {
+        kind: run.artifact(data, kind, layout_digest=layout if kind is WEIGHTS else bytes(32))
+        for kind, data in contents.items()
+    }
+    store.add(run.signed(version, *artifacts.values()))
+    for kind, data in contents.items():
+        partial = store.open_partial(version, artifacts[kind])
+        for index in partial.have.missing():
+            partial.write(index, pieces(data)[index])
+        assert store.finish_partial(partial)
+        store.close_partial(partial)
+
+
+def test_a_quota_evicts_old_versions_but_never_the_one_in_use(run, tmp_path, safetensors):
+    """Field case 20: both files of a version count."""
+    weights = safetensors(
+        {"a": {"dtype": "U8", "shape": [7 * PIECE], "data_offsets": [0, 7 * PIECE]}}, bytes(7 * PIECE)
+    )
+    (tmp_path / "weights").write_bytes(weights)
+    layout = layout_digest(read_header(tmp_path / "weights"))
+    size = len(run.data(0)) + len(weights)
     quota = int(2.5 * size) + 20_000
-    store = VersionStore(tmp_path, run.run_id, quota_bytes=quota)
-    run.fill(store, 0, run.data(0))
+    store = VersionStore(tmp_path / "store", run.run_id, quota_bytes=quota)
+    fetch_both(run, store, 0, weights, layout)
     used = 0
     store.set_in_use([used])
     for version in range(1, 10):
         try:
-            run.fill(store, version, run.data(version))
+            fetch_both(run, store, version, weights, layout)
         except StorageFull:
-            assert store.complete_versions(GGUF) == [used, version - 1]
             used = version - 1
+            assert set(store.complete_versions(GGUF)) >= {used}
             store.set_in_use([used])
-            run.fill(store, version, run.data(version))
+            fetch_both(run, store, version, weights, layout)
         assert store.used_bytes() <= quota
         assert sum(p.stat().st_size for p in store.folder.rglob("*") if p.is_file()) <= quota + 20_000
-        assert used in store.complete_versions(GGUF)
+        assert used in store.complete_versions(GGUF) and used in store.complete_versions(WEIGHTS)
 
 
 def test_an_artifact_larger_than_the_quota_is_refused_with_both_figures(run, tmp_path):
