@@ -51,8 +51,10 @@ def watch(phases: Phases) -> None:
         usable(self, version)
         phases.say("usable", version=version)
 
-    async def told_joined(self: PolicySync, run: RunManifest, run_envelope: bytes, head_manifest: bytes | None) -> None:
-        await joined(self, run, run_envelope, head_manifest)
+    async def told_joined(
+        self: PolicySync, run: RunManifest, run_envelope: bytes, head_manifest: bytes | None, epoch: bytes | None = None
+    ) -> None:
+        await joined(self, run, run_envelope, head_manifest, epoch)
         phases.say("joined")
 
     DeltaChain.run, Swaps.usable, PolicySync.joined = told_apply, told_usable, told_joined

@@ -13,7 +13,8 @@ EchoError                     1   anything of ours
 │   ├── DaemonFailed          5   the libp2p helper did not start or died
 │   ├── BackendFailed         6   the sampling backend, the trainer or a scorer failed
 │   ├── StorageFull           7   not enough room, with both figures
-│   └── IdentityInUse         9   this key is already live elsewhere
+│   ├── IdentityInUse         9   this key is already live elsewhere
+│   └── TakenOver            11   another coordinator with this run's key has begun later
 ├── Banned                   10   the run's owner wants no work from this key
 └── PeerFault                     a peer sent something wrong; never ends a process
     ├── MalformedMessage          undecodable, mistyped, out of range, too large
@@ -109,6 +110,12 @@ class Banned(EchoError):
     """The run's owner has banned this node's key."""
 
     exit_code = 10
+
+
+class TakenOver(LocalFault):
+    """Another coordinator with this run's key has begun later, or is live where this one would begin."""
+
+    exit_code = 11
 
 
 class PeerFault(EchoError):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from echo_swarm.codec import Limits
+from echo_swarm.epoch import EpochEnvelope
 from echo_swarm.wire import U32, U63, Digest, Message, Name, ProtocolVersion, PublicKeyBytes, RunId, Seconds, Text, Word
 
 MANIFEST_LIMITS = Limits(max_bytes=4 << 20, max_items=1024, max_depth=6)
@@ -124,6 +125,8 @@ class CheckpointManifest(Message):
     expires_at: Seconds
     """After this, a node warns that the coordinator has gone quiet; it does not fall back to an older version."""
     artifacts: Annotated[tuple[Artifact, ...], Field(strict=False, min_length=1, max_length=16)]
+    epoch: EpochEnvelope | None = None
+    """Of the coordinator that published it; None from before there were epochs."""
 
     def artifact(self, kind: ArtifactKind, precision: str | None = None) -> Artifact | None:
         """Return the artifact of that kind (and precision, if one is given), or the first of several; None if none."""

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from echo_swarm.codec import Limits
+from echo_swarm.epoch import EpochEnvelope
 from echo_swarm.wire import U63, Address, Digest, Message, RunId, Seconds, Word
 from echo_swarm.work import Role
 
@@ -18,6 +19,8 @@ class HeadRecord(Message):
     policy_version: U63
     manifest_digest: Digest
     issued_at: Seconds
+    epoch: EpochEnvelope | None = None
+    """Of the coordinator that announces it."""
 
 
 class PeerRecord(Message):
@@ -31,3 +34,5 @@ class PeerRecord(Message):
     artifact_digests: Annotated[tuple[Digest, ...], Field(strict=False, max_length=16)]
     """Complete artifacts it serves, newest first."""
     issued_at: Seconds
+    epoch: EpochEnvelope | None = None
+    """The coordinator's; None for other peers."""

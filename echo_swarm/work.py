@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from echo_swarm.envelope import OVERHEAD_BYTES
+from echo_swarm.epoch import EpochEnvelope
 from echo_swarm.manifest import MANIFEST_LIMITS
 from echo_swarm.trajectory import MAX_TRAJECTORIES, SUBMISSION_LIMITS, PackedU32, Verdict
 from echo_swarm.transfers import MAX_TRANSFERS, Transfer
@@ -75,6 +76,8 @@ class Hello(Message):
     backend: BackendReport | None
     addresses: Annotated[tuple[Address, ...], Field(strict=False, max_length=16)]
     """Where others may dial it; empty for outbound only."""
+    epoch: EpochEnvelope | None = None
+    """The highest of the run that the node has heard of, as evidence for a coordinator that was replaced."""
 
 
 class Welcome(Message):
@@ -87,6 +90,8 @@ class Welcome(Message):
     wall_s: Seconds
     beat_s: Annotated[float, Field(gt=0, le=600)]
     """A node silent for three beats is counted as gone."""
+    epoch: EpochEnvelope | None = None
+    """The coordinator's."""
 
 
 class Sampling(Message):

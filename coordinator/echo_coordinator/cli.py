@@ -55,11 +55,15 @@ def start(
             "--plain", help="Print a line of progress now and then, for logs; without it a terminal shows a live table."
         ),
     ] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Replace another coordinator with this run's key, live or begun later."),
+    ] = False,
 ) -> None:
     """Run it: publish the newest version, print the invite, train. Continues where it stood."""
     from echo_coordinator.commands.start import start_run
 
-    raise typer.Exit(start_run(run, live=sys.stdout.isatty() and not plain))
+    raise typer.Exit(start_run(run, live=sys.stdout.isatty() and not plain, take_over=take_over))
 
 
 @app.command()

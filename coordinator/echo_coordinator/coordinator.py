@@ -25,8 +25,10 @@ from typing import Any
 
 import anyio
 
+from echo_coordinator.child_settings import pool_settings, trainer_config
 from echo_coordinator.config import RunSettings
 from echo_coordinator.control import control_server
+from echo_coordinator.epochs import Fence, take_epoch
 from echo_coordinator.loops.auditing import Auditing
 from echo_coordinator.loops.evaluating import EvaluationLoop
 from echo_coordinator.loops.feeding import Scorers, feed_prompts, score_completions, tick
@@ -40,12 +42,11 @@ from echo_coordinator.peer_requests import answer as answer_about_peers
 from echo_coordinator.publisher import Publisher
 from echo_coordinator.publisher.contents import contents_of
 from echo_coordinator.run_folder import RunFolder
-from echo_coordinator.scoring.items import PROMPT_DEADLINE_S
-from echo_coordinator.scoring.pool import PoolSettings, open_pool
+from echo_coordinator.scoring.pool import open_pool
 from echo_coordinator.state.run_state import RunState, open_run
 from echo_coordinator.state.service import MAX_REQUEST_BYTES, Published, WorkService
 from echo_coordinator.trainer.client import start_trainer
-from echo_coordinator.trainer.settings import TrainerConfig, correction_warnings
+from echo_coordinator.trainer.settings import correction_warnings
 from echo_swarm.checkpoint.files import write_atomically
 from echo_swarm.checkpoint.rate import bytes_per_s
 from echo_swarm.checkpoint.serve import BlobServer
@@ -77,7 +78,7 @@ def real_children(folder: RunFolder, settings: RunSettings) -> Children:
     """Return the trainer and the scorer pool that the settings ask for."""
     return Children(
         open_trainer=lambda config: start_trainer(config, folder.root, folder.logs / "trainer.log"),
-        open_scorers=lambda: open_pool(_pool_settings(folder, settings), log_dir=folder.logs),
+        open_scorers=lambda: open_pool(pool_settings(folder, settings), log_dir=folder.logs),
     )
 
 
@@ -92,6 +93,7 @@ class Coordinator:
     evaluation: EvaluationLoop
     reporter: Reporter
     invite: Invite
+    fence: Fence
     ended: anyio.Event
     """Set when the run has finished or was stopped; the block should then be left."""
 
@@ -128,6 +130,8 @@ async def run_coordinator(
     host: Host,
     directory: Directory,
     children: Children | None = None,
+    *,
+    take_over: bool = False,
 ) -> AsyncGenerator[Coordinator]:
     """Run a coordinator for the length of the block; see `Coordinator.ended`.
 
@@ -138,8 +142,10 @@ async def run_coordinator(
         host: its peer id is that of the run's key.
         directory: where versions are announced.
         children: the processes it starts; the real ones if None.
+        take_over: also when another coordinator with this key is known to have begun later; see `take_epoch`.
 
     Raises:
+        TakenOver: it is, and this one is not to; or it began while this one ran.
         EchoError: what made it impossible to go on (settings, disk, a trainer or scorer that fails again and again).
 
     """
@@ -155,18 +161,13 @@ async def run_coordinator(
         _blob_server(host, store, settings) as blobs,
     ):
         _check_whole(folder, store, state)
-        publishing = _publishing(folder, settings, identity, store, state)
-        coordinator = _assemble(folder, settings, identity, host, children, state, pool, publishing, blobs)
-
-        def published() -> Published:
-            head = publishing.head
-            return Published(run_manifest=run_manifest, head_manifest=None if head is None else head.raw)
-
-        def status() -> dict[str, Any]:
-            return coordinator.reporter.status().model_dump(mode="json")
+        newest, addresses = store.newest(), host.addresses
+        fence = take_epoch(folder, store.run_id, identity, newest, clock, addresses=addresses, take_over=take_over)
+        publishing = _publishing(folder, settings, identity, store, state, fence)
+        coordinator = _assemble(folder, settings, identity, host, children, state, pool, publishing, blobs, fence)
 
         server = RpcServer(host, WORK_PROTOCOL, max_request_bytes=MAX_REQUEST_BYTES)
-        WorkService(state, published=published, status=status).register(server)
+        _work_service(coordinator, publishing, run_manifest).register(server)
         await coordinator.reporter.refresh()
         async with server, anyio.create_task_group() as tasks:
             # Closed before the tasks are cancelled: a wait cancelled in closing would hide what the block raised.
@@ -174,12 +175,27 @@ async def run_coordinator(
                 for loop in _loops(coordinator, pool):
                     tasks.start_soon(loop)
                 tasks.start_soon(publishing.announce, host, directory, settings.run.id)
+                tasks.start_soon(fence.watch, directory)
                 try:
                     yield coordinator
                 finally:
                     status_now = coordinator.reporter.status()
                     write_atomically(folder.last_status, status_now.model_dump_json(indent=2).encode())
             tasks.cancel_scope.cancel()
+
+
+def _work_service(coordinator: Coordinator, publishing: Publishing, run_manifest: bytes) -> WorkService:
+    fence = coordinator.fence
+
+    def published() -> Published:
+        head = publishing.head
+        head_manifest = None if head is None else head.raw
+        return Published(run_manifest=run_manifest, head_manifest=head_manifest, epoch=fence.raw)
+
+    def status() -> dict[str, Any]:
+        return coordinator.reporter.status().model_dump(mode="json")
+
+    return WorkService(coordinator.state, published=published, status=status, hear_epoch=fence.hear)
 
 
 def _check_whole(folder: RunFolder, store: VersionStore, state: RunState) -> None:
@@ -225,7 +241,7 @@ def _blob_server(host: Host, store: VersionStore, settings: RunSettings) -> Blob
 
 
 def _publishing(
-    folder: RunFolder, settings: RunSettings, identity: Identity, store: VersionStore, state: RunState
+    folder: RunFolder, settings: RunSettings, identity: Identity, store: VersionStore, state: RunState, fence: Fence
 ) -> Publishing:
     publisher = Publisher(
         identity=identity,
@@ -235,6 +251,7 @@ def _publishing(
         keep_versions=settings.keep_versions,
         lifetime_s=settings.publish.valid_s,
         deltas=settings.publish.deltas,
+        fence=fence,
     )
     return Publishing(
         state=state,
@@ -242,6 +259,7 @@ def _publishing(
         identity=identity,
         clock=state.core.clock,
         contents=contents_of(folder, settings.publish, lora=settings.lora is not None),
+        fence=fence,
     )
 
 
@@ -255,6 +273,7 @@ def _assemble(
     pool: Scorers,
     publishing: Publishing,
     blobs: BlobServer,
+    fence: Fence,
 ) -> Coordinator:
     evaluation = EvaluationLoop(state, pool, settings.evaluation)
 
@@ -268,7 +287,7 @@ def _assemble(
         publishing=publishing,
         probing=Probing(state, pool),
         auditing=Auditing(state, weights=partial(_audited_weights, settings, publishing)),
-        config=_trainer_config(folder, settings),
+        config=trainer_config(folder, settings),
         open_trainer=children.open_trainer,
         updates=settings.run.updates,
         clock=state.core.clock,
@@ -292,6 +311,7 @@ def _assemble(
         evaluation=evaluation,
         reporter=reporter,
         invite=_invite(settings, identity, host),
+        fence=fence,
         ended=anyio.Event(),
     )
 
@@ -315,31 +335,6 @@ def _audited_weights(settings: RunSettings, publishing: Publishing, version: int
     if current and (settings.lora is not None or settings.publish.precision == "float32"):
         return Path()
     return publishing.weights_path(version)
-
-
-def _pool_settings(folder: RunFolder, settings: RunSettings) -> PoolSettings:
-    return PoolSettings(
-        model_dir=folder.model,
-        environment=settings.environment.name,
-        environment_settings=settings.environment.settings,
-        max_prompt_tokens=settings.environment.max_prompt_tokens,
-        size=settings.scoring.processes,
-        deadline_s=settings.scoring.deadline_s,
-        prompt_deadline_s=max(PROMPT_DEADLINE_S, settings.scoring.deadline_s),
-    )
-
-
-def _trainer_config(folder: RunFolder, settings: RunSettings) -> TrainerConfig:
-    return TrainerConfig(
-        model_folder=folder.model.absolute(),
-        checkpoint_folder=folder.checkpoints.absolute(),
-        temperature=settings.work.temperature,
-        objective=settings.objective,
-        optimizer=settings.optimizer,
-        lora=settings.lora,
-        publish_precision=settings.publish.precision,
-        keep_checkpoints=settings.publish.keep_checkpoints,
-    )
 
 
 def _invite(settings: RunSettings, identity: Identity, host: Host) -> Invite:

@@ -4,6 +4,7 @@ RUN/run.toml         settings, for people to edit
 RUN/keys/run.key     the run's key (mode 0600): signs manifests, and is the coordinator's identity
 RUN/state.db         leases, replay buffer, ledger of what was trained, counters
 RUN/run.manifest     signed RunManifest
+RUN/epoch.json       which start of a coordinator this is; see `epochs`
 RUN/store/           published versions
 RUN/checkpoints/     trainer checkpoints (weights, optimizer, schedule, what was consumed); base/ in a LoRA run
 RUN/batches/         the batch being trained
@@ -69,6 +70,11 @@ class RunFolder:
     def run_manifest(self) -> Path:
         """Envelope of the RunManifest."""
         return self.root / "run.manifest"
+
+    @property
+    def epoch(self) -> Path:
+        """What is known of epochs."""
+        return self.root / "epoch.json"
 
     @property
     def store(self) -> Path:

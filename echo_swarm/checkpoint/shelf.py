@@ -11,6 +11,7 @@ from pathlib import Path
 
 from echo_swarm.checkpoint.files import explained, read_file, remove_file, remove_folder, write_atomically
 from echo_swarm.envelope import OVERHEAD_BYTES, Signed, unseal
+from echo_swarm.epoch import EPOCH_LIMITS, MAX_EPOCH_BYTES, NO_EPOCH, Epoch, Rank
 from echo_swarm.errors import LocalFault, PeerFault, UsageError
 from echo_swarm.manifest import MANIFEST_LIMITS, CheckpointManifest
 
@@ -40,6 +41,10 @@ class ManifestShelf:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._scan()
         self._head = self._read_manifest(self.folder / "head.bin")
+        raw = self.epoch()
+        # A crash may have come between writing it and dropping what falls to it.
+        if raw is not None and (epoch := _epoch(raw)) is not None:
+            self._drop_fallen(epoch)
 
     def save_run(self, raw: bytes) -> None:
         """Keep the (checked) envelope of the RunManifest."""
@@ -56,6 +61,19 @@ class ManifestShelf:
             if self._head is None or signed.message.policy_version >= self._head.message.policy_version:
                 write_atomically(self.folder / "head.bin", signed.raw)
                 self._head = signed
+
+    def epoch(self) -> bytes | None:
+        """Return the kept envelope of the highest epoch that this peer has heard of."""
+        return read_file(self.folder / "epoch.bin", MAX_EPOCH_BYTES)
+
+    def take_epoch(self, signed: Signed[Epoch]) -> list[int]:
+        """Persist a (checked) higher epoch, and drop the versions that fall to it. Returns those.
+
+        Files of theirs that are being read stay readable to the end.
+        """
+        with self._lock:
+            write_atomically(self.folder / "epoch.bin", signed.raw)
+            return self._drop_fallen(signed.message)
 
     def head(self) -> Signed[CheckpointManifest] | None:
         """Return the persisted head; None when there is none (or it is damaged, see `known_manifests`)."""
@@ -98,6 +116,11 @@ class ManifestShelf:
         """Return the kept manifest of a version."""
         return self._manifests.get(version)
 
+    def newest(self) -> Signed[CheckpointManifest] | None:
+        """Return the manifest of the newest version, also when a crash came between that and head.bin."""
+        with self._lock:
+            return self._manifests[max(self._manifests)] if self._manifests else None
+
     def versions(self) -> list[int]:
         """Return the versions whose manifest is kept, ascending."""
         with self._lock:
@@ -122,6 +145,15 @@ class ManifestShelf:
             return False
         self._manifests.pop(version, None)
         return True
+
+    def _drop_fallen(self, epoch: Epoch) -> list[int]:
+        fallen = [version for version, signed in self._manifests.items() if _falls(epoch, signed)]
+        for version in fallen:
+            self._forget(version)
+        if self._head is not None and _falls(epoch, self._head):
+            remove_file(self.folder / "head.bin")
+            self._head = None
+        return sorted(fallen)
 
     def _trash(self, folder: Path) -> Path:
         return self.folder / f"trash-{folder.name}-{os.getpid()}-{os.urandom(4).hex()}"
@@ -172,3 +204,18 @@ def _read_manifest(path: Path) -> Signed[CheckpointManifest] | None:
     except PeerFault as e:
         log.warning("%s is damaged: %s", path, e)
         return None
+
+
+def _epoch(raw: bytes) -> Epoch | None:
+    try:
+        return unseal(raw, Epoch, EPOCH_LIMITS).message
+    except PeerFault as e:
+        log.warning("the epoch on disk is damaged (%s); whoever is asked next tells it again", e)
+        return None
+
+
+def _falls(epoch: Epoch, signed: Signed[CheckpointManifest]) -> bool:
+    rank: Rank = NO_EPOCH
+    if signed.message.epoch is not None and (own := _epoch(signed.message.epoch)) is not None:
+        rank = own.rank
+    return epoch.refuses(rank, signed.message.policy_version, signed.digest)

@@ -10,11 +10,13 @@ An envelope becomes the trusted head only if, in this order,
 6. it is about this run,
 7. no two of its artifacts have one file name (`Artifact.file_name`); adapters and deltas, and no others, name a base;
    deltas, and no others, a target in the same manifest and a version below,
-8. its version is not below the highest ever trusted: no rollback, also not after a restart, also not when the newer
+8. no higher epoch that this peer has heard of excludes it (`epoch.Epoch.refuses`), nor does it lie below its base,
+9. its version is not below the highest ever trusted: no rollback, also not after a restart, also not when the newer
    manifest has expired,
-9. at the same version its digest is the same: one version, one content.
+10. at the same version its digest is the same: one version, one content.
 
-So the newest signed version wins, whatever the order of arrival and the expiry times. Not checked, on purpose:
+So the newest signed version of the highest epoch wins, whatever the order of arrival and the expiry times. A head that
+falls to a higher epoch is no head any more, and what 9 and 10 compare with is gone. Not checked, on purpose:
 
 - Expiry: it means that the coordinator has gone quiet, which is worth a warning; an older version is never better.
 - `issued_at`: clocks differ, and time never decides between versions.
@@ -25,6 +27,7 @@ So the newest signed version wins, whatever the order of arrival and the expiry 
 from collections.abc import Iterable
 
 from echo_swarm.envelope import Signed, unseal
+from echo_swarm.epoch import HighestEpoch, rank_of
 from echo_swarm.errors import MalformedMessage, PeerFault, Untrusted
 from echo_swarm.manifest import (
     ADAPTER_KINDS,
@@ -47,21 +50,28 @@ class TrustedHead:
         publisher_key: the run's public key, from the invite.
         persisted: envelopes found on this peer's disk (`VersionStore.known_manifests`), in any order; the newest
             good one is where trust starts. Damaged ones are described in `damaged` and otherwise ignored.
+        epoch: the envelope of the highest epoch on this peer's disk (`VersionStore.epoch`), if there is one.
 
     """
 
-    def __init__(self, *, run_id: str, publisher_key: bytes, persisted: Iterable[bytes] = ()) -> None:
+    def __init__(
+        self, *, run_id: str, publisher_key: bytes, persisted: Iterable[bytes] = (), epoch: bytes | None = None
+    ) -> None:
         self._run_id = run_id
         self._publisher_key = publisher_key
         self._head: Signed[CheckpointManifest] | None = None
+        self.epochs = HighestEpoch(run_id=run_id, run_key=publisher_key, persisted=() if epoch is None else (epoch,))
+        """The highest epoch of the run that this peer has heard of."""
         damaged: list[str] = []
+        good: list[Signed[CheckpointManifest]] = []
         for raw in persisted:
             try:
-                signed = self._checked(raw)
+                good.append(self._checked(raw))
+                self.epochs.hear(good[-1].message.epoch)
             except PeerFault as e:
                 damaged.append(str(e))
-                continue
-            if self.version is None or signed.message.policy_version > self.version:
+        for signed in good:
+            if not self.falls(signed) and (self.version is None or signed.message.policy_version > self.version):
                 self._head = signed
         self.damaged = tuple(damaged)
         """What was wrong with persisted envelopes, for a warning."""
@@ -76,6 +86,23 @@ class TrustedHead:
         """The highest trusted version."""
         return None if self._head is None else self._head.message.policy_version
 
+    def hear(self, raw: bytes | None) -> bool:
+        """Take the envelope of an epoch, from wherever. Returns whether it is a new, higher one.
+
+        Persist it (`VersionStore.take_epoch`) before acting on it. Raises MalformedMessage, BadSignature, Untrusted.
+        """
+        if not self.epochs.hear(raw):
+            return False
+        if self._head is not None and self.falls(self._head):
+            self._head = None
+        return True
+
+    def falls(self, signed: Signed[CheckpointManifest]) -> bool:
+        """Say whether a checked manifest falls to the highest epoch: a coordinator published it that was replaced."""
+        manifest = signed.message
+        rank = rank_of(manifest.epoch, run_id=self._run_id, run_key=self._publisher_key)
+        return self.epochs.refuses(rank, manifest.policy_version, signed.digest)
+
     def update(self, raw: bytes, now_s: float) -> Signed[CheckpointManifest]:
         """Check an envelope by the rules above and make it the head.
 
@@ -85,12 +112,18 @@ class TrustedHead:
         Raises:
             MalformedMessage: rules 1, 2, 3, 7.
             BadSignature: rule 4.
-            Untrusted: rules 5, 6, 8, 9.
+            Untrusted: rules 5, 6, 8 to 10.
 
         """
         del now_s
         signed = self._checked(raw)
+        self.hear(signed.message.epoch)
+        self._check_epoch(signed)
         version = signed.message.policy_version
+        epoch = self.epochs.signed
+        base = None if epoch is None else epoch.message.base_version
+        if base is not None and version < base and (self._head is None or signed.digest != self._head.digest):
+            raise Untrusted(f"version {version} was offered, and the newest coordinator began with version {base}")
         if self._head is not None:
             highest = self._head.message.policy_version
             if version < highest:
@@ -106,10 +139,12 @@ class TrustedHead:
         """Check a manifest of a version at or below the head, for work that names one. Never moves the head.
 
         Raises:
-            MalformedMessage, BadSignature, Untrusted: rules 1 to 7 and 9, or it is above the head.
+            MalformedMessage, BadSignature, Untrusted: rules 1 to 8 (it may lie below the base) and 10, or it is above
+                the head.
 
         """
         signed = self._checked(raw)
+        self._check_epoch(signed)
         version = signed.message.policy_version
         if self._head is None or version > self._head.message.policy_version:
             raise Untrusted(f"version {version} is above the trusted head {self.version}")
@@ -120,6 +155,14 @@ class TrustedHead:
     def is_expired(self, now_s: float) -> bool:
         """Return whether the head's time has run out: the coordinator has gone quiet. A warning, nothing more."""
         return self._head is not None and self._head.message.expires_at <= now_s
+
+    def _check_epoch(self, signed: Signed[CheckpointManifest]) -> None:
+        if self.falls(signed):
+            assert self.epochs.signed is not None
+            raise Untrusted(
+                f"version {signed.message.policy_version} was published by a coordinator that another one has "
+                f"replaced (epoch {self.epochs.signed.message.number})"
+            )
 
     def _checked(self, raw: bytes) -> Signed[CheckpointManifest]:
         signed = unseal(raw, CheckpointManifest, MANIFEST_LIMITS)
@@ -135,6 +178,7 @@ class TrustedHead:
                 )
         for delta in signed.message.artifacts:
             _check_delta(signed.message, delta)
+        rank_of(signed.message.epoch, run_id=self._run_id, run_key=self._publisher_key)
         return signed
 
 

@@ -1,35 +1,68 @@
-"""What a reader makes of the records it finds. The newest signed one wins: not expiry, not order of arrival. No IO."""
+"""What a reader makes of the records it finds. The newest signed one wins: not expiry, not order of arrival. No IO.
+
+Of a run's key, which several coordinators may hold by mistake, the highest epoch comes before that.
+"""
 
 from collections.abc import Iterable
 
 from echo_swarm.directory.rules import Record, read_record
 from echo_swarm.envelope import Signed
+from echo_swarm.epoch import NO_EPOCH, Rank, rank_of
 from echo_swarm.errors import PeerFault
 from echo_swarm.identity import PeerId
 from echo_swarm.records import HeadRecord, PeerRecord
 
 
-def newest_head(envelopes: Iterable[bytes], *, run_id: str, run_key: bytes) -> HeadRecord | None:
-    """Return the head with the highest version, then issue time, that the run's key signed; None without any."""
+def newest_head(
+    envelopes: Iterable[bytes], *, run_id: str, run_key: bytes, at_least: Rank = NO_EPOCH
+) -> HeadRecord | None:
+    """Return the head of the highest epoch, version, issue time that the run's key signed; None without any.
+
+    Those of an epoch below `at_least` do not count.
+    """
     heads = [
-        signed.message
+        signed
         for signed in _readable(envelopes)
         if isinstance(signed.message, HeadRecord) and signed.signer == run_key and signed.message.run_id == run_id
     ]
-    return max(heads, key=lambda head: (head.policy_version, head.issued_at), default=None)
+    newest = max((head for head in heads if record_rank(head) >= at_least), key=_head_order, default=None)
+    return None if newest is None or not isinstance(newest.message, HeadRecord) else newest.message
+
+
+def epochs_in(envelopes: Iterable[bytes], *, run_id: str, run_key: bytes) -> list[bytes]:
+    """Return the epochs' envelopes in records that the run's key signed, not yet checked."""
+    return [
+        signed.message.epoch
+        for signed in _readable(envelopes)
+        if signed.signer == run_key and signed.message.run_id == run_id and signed.message.epoch is not None
+    ]
 
 
 def newest_peers(envelopes: Iterable[bytes], *, run_id: str) -> dict[PeerId, PeerRecord]:
     """Return the record that each peer of a run issued last."""
     newest: dict[PeerId, PeerRecord] = {}
+    orders: dict[PeerId, tuple[Rank, float]] = {}
     for signed in _readable(envelopes):
         record = signed.message
         if not isinstance(record, PeerRecord) or record.run_id != run_id:
             continue
-        known = newest.get(signed.peer_id)
-        if known is None or record.issued_at > known.issued_at:
-            newest[signed.peer_id] = record
+        order = record_rank(signed), record.issued_at
+        if signed.peer_id not in newest or order > orders[signed.peer_id]:
+            newest[signed.peer_id], orders[signed.peer_id] = record, order
     return newest
+
+
+def record_rank(signed: Signed[Record]) -> Rank:
+    """Return the rank of a record's epoch; that of none when it is not a good one."""
+    try:
+        return rank_of(signed.message.epoch, run_id=signed.message.run_id, run_key=signed.signer)
+    except PeerFault:
+        return NO_EPOCH
+
+
+def _head_order(signed: Signed[Record]) -> tuple[Rank, int, float]:
+    version = signed.message.policy_version if isinstance(signed.message, HeadRecord) else 0
+    return record_rank(signed), version, signed.message.issued_at
 
 
 def _readable(envelopes: Iterable[bytes]) -> list[Signed[Record]]:

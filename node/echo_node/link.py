@@ -19,6 +19,7 @@ from echo_node.backoff import Backoff
 from echo_node.peers import Peers
 from echo_swarm.checkpoint.trust import check_run_manifest
 from echo_swarm.clock import Clock
+from echo_swarm.epoch import NO_EPOCH, HighestEpoch, rank_of
 from echo_swarm.errors import (
     Banned,
     IdentityInUse,
@@ -60,6 +61,8 @@ class Joined:
     run_envelope: bytes
     head_manifest: bytes | None
     """Envelope, not yet trusted."""
+    epoch: bytes | None = None
+    """The coordinator's, checked; None from one that knows of none."""
     beat_s: float
     skew_s: float
     """Our clock minus the coordinator's."""
@@ -79,6 +82,7 @@ class Link:
         hello: Callable[[], Hello],
         on_join: Callable[[Joined], Awaitable[None]],
         patience_s: float,
+        epochs: HighestEpoch,
         backoff: Backoff | None = None,
     ) -> None:
         self._host = host
@@ -89,6 +93,8 @@ class Link:
         self._hello = hello
         self._on_join = on_join
         self._patience_s = patience_s
+        self._epochs = epochs
+        self._rank = NO_EPOCH
         self._backoff = backoff or Backoff(first_s=0.5, limit_s=15.0)
         self._client: RpcClient | None = None
         self._changed = anyio.Event()
@@ -113,6 +119,11 @@ class Link:
     def bytes_out(self) -> int:
         """Sent to the coordinator over this protocol."""
         return self._bytes_before[1] + (self._client.bytes_out if self._client else 0)
+
+    def check_epoch(self) -> None:
+        """Leave a coordinator of which it is known by now that another one has taken over."""
+        if self._client is not None and self._rank < self._epochs.rank:
+            self._take_down(self._client, self._outdated())
 
     async def ready(self) -> None:
         """Wait until the link is up. The caller's wait is told by the link itself."""
@@ -178,6 +189,9 @@ class Link:
             self._host, self._invite.coordinator, WORK_PROTOCOL, max_reply_bytes=MAX_REPLY_BYTES
         ) as client:
             joined = await self._say_hello(client)
+            self._rank = rank_of(joined.epoch, run_id=self._invite.run, run_key=self._invite.key)
+            if self._rank < self._epochs.rank:
+                raise PeerUnreachable(self._outdated())
             await self._on_join(joined)
             self.joins += 1
             self._client = client
@@ -191,7 +205,8 @@ class Link:
         raise PeerUnreachable(self._loss)
 
     async def _say_hello(self, client: RpcClient) -> Joined:
-        hello = self._hello()
+        known = self._epochs.signed
+        hello = self._hello().model_copy(update={"epoch": None if known is None else known.raw})
         sent_s = self._clock.wall_s()
         try:
             welcome = await call_message(client, "hello", hello, Welcome, timeout_s=HELLO_TIMEOUT_S)
@@ -210,8 +225,18 @@ class Link:
             run=signed.message,
             run_envelope=signed.raw,
             head_manifest=welcome.head_manifest,
+            epoch=welcome.epoch,
             beat_s=welcome.beat_s,
             skew_s=skew_s,
+        )
+
+    def _outdated(self) -> str:
+        """Return why a coordinator is left."""
+        known = self._epochs.signed
+        assert known is not None
+        return (
+            f"the one that answers was replaced: its epoch is {self._rank[0]}, and one of epoch {known.message.number} "
+            "is known; looking for that one"
         )
 
     async def _dial(self) -> None:

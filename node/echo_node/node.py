@@ -39,6 +39,7 @@ from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths, run_dirs
 from echo_node.first_version import hear_of_first_version
 from echo_node.harvest import Harvest
+from echo_node.heads import Heads
 from echo_node.heartbeat import Heartbeat
 from echo_node.lease_book import LeaseBook
 from echo_node.leaving import told_while_leaving
@@ -175,18 +176,26 @@ class Node:
         return fetcher, BlobServer(host, self.store, interest=interest, max_bytes_per_s=max_upload)
 
     def _make_policies(self) -> PolicySync:
-        trusted = TrustedHead(
-            run_id=self._invite.run, publisher_key=self._invite.key, persisted=self.store.known_manifests()
+        store, invite = self.store, self._invite
+        self._trusted = TrustedHead(
+            run_id=invite.run, publisher_key=invite.key, persisted=store.known_manifests(), epoch=store.epoch()
         )
-        for problem in trusted.damaged:
+        for problem in self._trusted.damaged:
             self.activity.say(f"warning: a manifest on disk is damaged and was skipped ({problem})")
-        return PolicySync(
+        heads = Heads(
             host=self._seams.host,
             directory=self._seams.directory,
-            invite=self._invite,
+            invite=invite,
+            store=store,
+            trusted=self._trusted,
+            peers=self._peers,
+            clock=self._seams.clock,
+        )
+        return PolicySync(
             store=self.store,
             fetcher=self.fetcher,
-            trusted=trusted,
+            heads=heads,
+            new_epoch=lambda: self.link.check_epoch(),
             peers=self._peers,
             clock=self._seams.clock,
             activity=self.activity,
@@ -206,6 +215,7 @@ class Node:
             activity=self.activity,
             hello=lambda: self.report.hello(),
             on_join=self._on_join,
+            epochs=self._trusted.epochs,
             patience_s=self._config.patience_s,
         )
 
@@ -306,7 +316,7 @@ class Node:
         if not self.link.joins:
             self.activity.say(f"joined {joined.run.name} ({joined.run.mode}, {joined.run.environment})")
         self.heartbeat.beat_s = joined.beat_s
-        await self.policies.joined(joined.run, joined.run_envelope, joined.head_manifest)
+        await self.policies.joined(joined.run, joined.run_envelope, joined.head_manifest, joined.epoch)
 
     def _on_versions_changed(self) -> None:
         self.worker.wake()

@@ -10,11 +10,14 @@
 Hints only say that there is something to look for; what counts is decided by `TrustedHead`. A download that has become
 worth nothing (its version over-stale before it was here) is given up for the newest one; equal pieces are kept.
 
+A higher epoch (another coordinator has taken over) may take versions away again: what the earlier coordinator published
+after the other one's base is dropped, files and all, and `takeovers` tells the sampler to load anew.
+
 A version without a file for this node's backend (a conversion that failed, say) is passed over for the newest one that
 has one, as long as work of that one is not over-stale.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import anyio
@@ -23,29 +26,24 @@ from anyio import to_thread
 from echo_node.activity import Activity, Part
 from echo_node.backends.base import PolicyFiles
 from echo_node.backoff import Backoff
+from echo_node.heads import Heads
 from echo_node.mirrors import take_mirrors
 from echo_node.peers import Peers
 from echo_node.swaps import Swaps
 from echo_node.transfer_view import TransferView
 from echo_node.version_files import NotUsable, VersionFiles
 from echo_node.wanted import Wanted
-from echo_swarm.checkpoint.blob import ask_manifest
 from echo_swarm.checkpoint.delta.route import ManifestOf
 from echo_swarm.checkpoint.fetch import Fetcher
 from echo_swarm.checkpoint.store import VersionStore
-from echo_swarm.checkpoint.trust import TrustedHead
 from echo_swarm.clock import Clock
-from echo_swarm.directory.base import Directory, head_topic
-from echo_swarm.directory.reading import newest_head
 from echo_swarm.envelope import Signed
-from echo_swarm.errors import EchoError, LocalFault, PeerFault, PeerUnreachable, Unavailable
-from echo_swarm.invite import Invite
+from echo_swarm.epoch import Epoch
+from echo_swarm.errors import EchoError, LocalFault, PeerFault, Unavailable
 from echo_swarm.manifest import CheckpointManifest, RunManifest
-from echo_swarm.transport.base import Host
 
 LOOK_S = 20.0
 """How often an idle node looks into the directory for a head that the coordinator did not tell it."""
-MANIFEST_TIMEOUT_S = 10.0
 
 
 class ObtainsFiles(Protocol):
@@ -64,12 +62,9 @@ class PolicySync:
     def __init__(
         self,
         *,
-        host: Host,
-        directory: Directory,
-        invite: Invite,
         store: VersionStore,
         fetcher: Fetcher,
-        trusted: TrustedHead,
+        heads: Heads,
         peers: Peers,
         clock: Clock,
         activity: Activity,
@@ -80,13 +75,13 @@ class PolicySync:
         version_files: ObtainsFiles | None = None,
         transfers: TransferView | None = None,
         backoff: Callable[[], Backoff] = lambda: Backoff(first_s=0.5, limit_s=30.0),
+        new_epoch: Callable[[], None] = lambda: None,
     ) -> None:
-        self._host = host
-        self._directory = directory
-        self._invite = invite
+        self._new_epoch = new_epoch
         self._store = store
-        self._trusted = trusted
-        self._peers = peers
+        self._heads = heads
+        self._trusted = heads.trusted
+        heads.replaced = self._on_replaced
         self._mirrors = fetcher.mirrors
         self._clock = clock
         self._activity = activity
@@ -113,6 +108,8 @@ class PolicySync:
         self._retries: dict[int, tuple[Backoff, float]] = {}
         self._wake = anyio.Event()
         self._fetching: int | None = None
+        self.takeovers = 0
+        """How often versions were dropped because another coordinator took over."""
         self._fetch_scope = anyio.CancelScope()
 
     # What the sampler uses (see `sampler.Policies`).
@@ -194,14 +191,17 @@ class PolicySync:
         if fetching is not None and fetching not in self._wanted and version - fetching > self.max_staleness:
             self._fetch_scope.cancel()
 
-    async def joined(self, run: RunManifest, run_envelope: bytes, head_manifest: bytes | None) -> None:
-        """Take what a hello brought: the checked run, and the head manifest, not yet checked."""
+    async def joined(
+        self, run: RunManifest, run_envelope: bytes, head_manifest: bytes | None, epoch: bytes | None = None
+    ) -> None:
+        """Take what a hello brought: the checked run and epoch, and the head manifest, not yet checked."""
         self._run = run
         take_mirrors(self._mirrors, run, self._activity)
         await to_thread.run_sync(self._store.save_run, run_envelope)
+        await self._heads.hear(epoch)
         if head_manifest is not None:
             try:
-                await self._trust(head_manifest)
+                self._swaps.heard((await self._heads.trust(head_manifest)).message.policy_version)
             except (PeerFault, LocalFault) as e:
                 self._activity.say(f"the coordinator's head is refused ({e}); staying with what is trusted")
         self._wake.set()
@@ -259,13 +259,33 @@ class PolicySync:
         with anyio.move_on_after(pause_s):
             await self._wake.wait()
             return
-        envelopes = await self._directory.find(head_topic(self._invite.run))
-        record = newest_head(envelopes, run_id=self._invite.run, run_key=self._invite.key)
-        if record is not None:
-            self.heard(record.policy_version)
+        self.heard(await self._heads.look())
         if self._trusted.is_expired(self._clock.wall_s()) and self._told_expired != self._trusted.version:
             self._told_expired = self._trusted.version
             self._activity.say("the newest version's manifest has expired: the coordinator has gone quiet")
+
+    def _on_replaced(self, epoch: Epoch, fallen: Sequence[int]) -> None:
+        """Forget what fell to a higher epoch."""
+        self._new_epoch()
+        base = epoch.base_version
+        if self._hint is None or base is None or self._hint > base:
+            self._hint = base
+        fetching = self._fetching
+        if fetching is not None and (base is None or fetching > base or fetching in fallen):
+            self._fetch_scope.cancel()
+        if not fallen:
+            return
+        self.takeovers += 1
+        for version in fallen:
+            self._files.pop(version, None)
+            self._refused.pop(version, None)
+            self._retries.pop(version, None)
+        self._activity.say(
+            f"another coordinator has taken over (epoch {epoch.number}): dropped what the one before it had published "
+            f"after the other began ({', '.join(f'version {version}' for version in fallen)})"
+        )
+        self._wake.set()
+        self._changed()
 
     def _failed(self, version: int, error: EchoError) -> None:
         backoff, _ = self._retries.get(version, (self._backoff(), 0.0))
@@ -273,13 +293,16 @@ class PolicySync:
         self._activity.waits(Part.POLICY, f"version {version} of the model", str(error))
 
     async def _obtain(self, version: int) -> None:
-        signed = await self._manifest(version)
+        signed = await self._heads.manifest(version)
         found = signed.message.policy_version
+        self._swaps.heard(found)
         assert self._run is not None
         self._fetching = found
         try:
             with anyio.CancelScope() as self._fetch_scope:
-                self._files[found] = await self._version_files.obtain(signed, self._run, self._manifest)
+                files = await self._version_files.obtain(signed, self._run, self._heads.manifest)
+                if not self._trusted.falls(signed):
+                    self._files[found] = files
         except NotUsable as e:
             # A version never changes, so there is nothing to try again.
             self._pass_over(found, str(e))
@@ -300,40 +323,6 @@ class PolicySync:
         self._activity.say(f"{reason}{staying}")
         self.refuse(version, reason)
         self._tell_gap()
-
-    async def _manifest(self, version: int) -> Signed[CheckpointManifest]:
-        """Return a trusted manifest: of `version`, or of a newer head if that is what there is by now."""
-        head = self._trusted.head
-        if head is not None and head.message.policy_version == version:
-            return head
-        past = head is not None and version < head.message.policy_version
-        kept = self._store.manifest(version) if past else None
-        if kept is not None:
-            return self._trusted.check_past(kept.raw)
-        failures: list[str] = []
-        # The coordinator first: it answers without any dialling.
-        asked = [self._invite.coordinator]
-        for peer in asked:
-            try:
-                raw = await ask_manifest(
-                    self._host, peer, self._invite.run, version if past else None, timeout_s=MANIFEST_TIMEOUT_S
-                )
-                signed = self._trusted.check_past(raw) if past else await self._trust(raw)
-                got = signed.message.policy_version
-                if got == version or (got > version and not past):
-                    return signed
-                failures.append(f"{peer}: has only version {got}")
-            except (PeerUnreachable, PeerFault) as e:
-                failures.append(f"{peer}: {e}")
-            if peer == self._invite.coordinator:
-                asked += await self._peers.holders(version)
-        raise Unavailable(f"nobody has the manifest of version {version} ({'; '.join(failures)})")
-
-    async def _trust(self, raw: bytes) -> Signed[CheckpointManifest]:
-        signed = self._trusted.update(raw, self._clock.wall_s())
-        self._swaps.heard(signed.message.policy_version)
-        await to_thread.run_sync(self._store.save_head, signed)
-        return signed
 
     async def _tidy(self) -> None:
         in_use = self._in_use | self._wanted | set(self._needed())

@@ -65,6 +65,11 @@ class Policies(Protocol):
         ...
 
     @property
+    def takeovers(self) -> int:
+        """How often versions were dropped, so that what is loaded may be another than the one of that number now."""
+        ...
+
+    @property
     def left_behind(self) -> bool:
         """Whether no version whose work would still count can be used here."""
         ...
@@ -140,6 +145,7 @@ class Sampler:
         self._running: dict[int, _Running] = {}
         self._next_id = 0
         self._refusals = 0
+        self._takeovers = policies.takeovers
         self._changed = anyio.Event()
         self._freshened = anyio.Event()
         """Unset while somebody waits in `score` for the newest version to be loaded."""
@@ -198,6 +204,8 @@ class Sampler:
     async def _advance(self) -> bool:
         """Do the next thing. Returns False when there is nothing to do before something changes."""
         newest = self._policies.newest
+        if self._takeovers != self._policies.takeovers:
+            self._takeovers, self.loaded = self._policies.takeovers, None
         if self.loaded is None:
             # Before any work is taken: a node that cannot load must not hold leases.
             return newest is not None and await self._load(newest)

@@ -25,6 +25,7 @@ from anyio import to_thread
 from echo_node.activity import Activity, Emit, Part
 from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths, run_dirs
+from echo_node.heads import Heads
 from echo_node.heartbeat import Heartbeat
 from echo_node.link import Joined, Link
 from echo_node.mirrors import mirrors_of
@@ -123,16 +124,24 @@ class Seeder:
         self._record = OwnRecord(seams.directory, invite.run, self.report.peer_record)
 
     def _make_policies(self) -> PolicySync:
-        trusted = TrustedHead(
-            run_id=self._invite.run, publisher_key=self._invite.key, persisted=self.store.known_manifests()
+        store, invite = self.store, self._invite
+        self._trusted = TrustedHead(
+            run_id=invite.run, publisher_key=invite.key, persisted=store.known_manifests(), epoch=store.epoch()
         )
-        return PolicySync(
+        heads = Heads(
             host=self._seams.host,
             directory=self._seams.directory,
-            invite=self._invite,
+            invite=invite,
+            store=store,
+            trusted=self._trusted,
+            peers=self._peers,
+            clock=self._seams.clock,
+        )
+        return PolicySync(
             store=self.store,
             fetcher=self.fetcher,
-            trusted=trusted,
+            heads=heads,
+            new_epoch=lambda: self.link.check_epoch(),
             peers=self._peers,
             clock=self._seams.clock,
             activity=self.activity,
@@ -158,6 +167,7 @@ class Seeder:
             activity=self.activity,
             hello=lambda: self.report.hello(),
             on_join=self._on_join,
+            epochs=self._trusted.epochs,
             # What is here already can be served without the coordinator.
             patience_s=self._config.patience_s if self.store.run() is None else float("inf"),
         )
@@ -240,7 +250,7 @@ class Seeder:
         if not self.link.joins:
             self.activity.say(f"joined {joined.run.name} as a seeder")
         self.heartbeat.beat_s = joined.beat_s
-        await self.policies.joined(joined.run, joined.run_envelope, joined.head_manifest)
+        await self.policies.joined(joined.run, joined.run_envelope, joined.head_manifest, joined.epoch)
 
     def _on_versions_changed(self) -> None:
         self.activity.doing("serving")

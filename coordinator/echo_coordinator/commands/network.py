@@ -27,7 +27,7 @@ async def _require_free_ports(listen: Sequence[str]) -> None:
             continue
         host, port = ip_port.groups()
         for _ in range(PORT_TRIES):
-            if not await _answers(host, int(port)):
+            if not await answers(host, int(port)):
                 break
             await anyio.sleep(PORT_PAUSE_S)
         else:
@@ -37,7 +37,7 @@ async def _require_free_ports(listen: Sequence[str]) -> None:
             )
 
 
-async def _answers(host: str, port: int) -> bool:
+async def answers(host: str, port: int) -> bool:
     """Return whether somebody listens there. Asked by dialling: trying to bind does not tell where ports are shared."""
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     try:

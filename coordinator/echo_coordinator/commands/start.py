@@ -3,6 +3,8 @@
 import logging
 import signal
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import anyio.to_thread
 from rich.console import Console
 from rich.live import Live
 
+from echo_coordinator.commands.look import Look
 from echo_coordinator.commands.network import open_network
 from echo_coordinator.commands.progress import progress_line
 from echo_coordinator.config import RunSettings, load_settings
@@ -18,10 +21,13 @@ from echo_coordinator.coordinator import Coordinator, run_coordinator
 from echo_coordinator.ending import ending_noted
 from echo_coordinator.run_folder import RunFolder
 from echo_swarm.checkpoint.files import write_atomically
+from echo_swarm.clock import SystemClock
 from echo_swarm.collector import calm_collector
+from echo_swarm.directory.base import Directory
 from echo_swarm.errors import EchoError, LocalFault
 from echo_swarm.identity import Identity, load
 from echo_swarm.render import render_run_status
+from echo_swarm.transport.base import Host
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +44,7 @@ LOOP = {"use_uvloop": True}
 """hivemind brings uvloop; a push costs about a quarter less processor time on it (benchmarks/intake.py)."""
 
 
-def start_run(root: Path, *, live: bool) -> int:
+def start_run(root: Path, *, live: bool, take_over: bool = False) -> int:
     """Run the coordinator of a run until it has finished or is told to stop. Returns the exit code."""
     folder = RunFolder(root)
     folder.require()
@@ -47,7 +53,7 @@ def start_run(root: Path, *, live: bool) -> int:
         settings = load_settings(folder)
         identity = load(folder.key)
         try:
-            anyio.run(_start, folder, settings, identity, live, backend_options=LOOP)
+            anyio.run(_start, folder, settings, identity, live, take_over, backend_options=LOOP)
         except* EchoError as group:
             raise _first(group) from None
     return 0
@@ -67,7 +73,7 @@ def _log_to(folder: RunFolder) -> None:
     )
 
 
-async def _start(folder: RunFolder, settings: RunSettings, identity: Identity, live: bool) -> None:
+async def _start(folder: RunFolder, settings: RunSettings, identity: Identity, live: bool, take_over: bool) -> None:
     console = Console()
     console.print(f"run {settings.run.name} ({settings.run.id}) is starting ...", soft_wrap=True)
     again = f"stopped; continue with: echo-coordinator start {folder.root}"
@@ -77,7 +83,7 @@ async def _start(folder: RunFolder, settings: RunSettings, identity: Identity, l
         with stop.starting:
             async with (
                 open_network(settings, identity) as (host, directory),
-                run_coordinator(folder, settings, identity, host, directory) as coordinator,
+                _begun(folder, settings, identity, host, directory, take_over) as coordinator,
             ):
                 stop.coordinator = coordinator
                 calm_collector()
@@ -91,6 +97,24 @@ async def _start(folder: RunFolder, settings: RunSettings, identity: Identity, l
             again = f"version {status.policy_version}, {status.updates} updates, {words}"
         signals.cancel_scope.cancel()
     console.print(again, soft_wrap=True)
+
+
+@asynccontextmanager
+async def _begun(
+    folder: RunFolder,
+    settings: RunSettings,
+    identity: Identity,
+    host: Host,
+    directory: Directory,
+    take_over: bool,
+) -> AsyncGenerator[Coordinator]:
+    """Run the coordinator, after a look for another one with this key."""
+    look = Look(folder, settings.run.id, identity, SystemClock())
+    other = await look.before_start(host, directory, take_over=take_over)
+    async with run_coordinator(folder, settings, identity, host, directory, take_over=take_over) as coordinator:
+        if other is not None:
+            await look.tell(other, coordinator.fence.raw)
+        yield coordinator
 
 
 class _Stop:

@@ -6,6 +6,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from echo_coordinator.epochs import Fence
 from echo_coordinator.publisher import Published, Publisher, WeightsFile, head_record
 from echo_coordinator.publisher.contents import Contents
 from echo_coordinator.state.counters import WORK
@@ -37,12 +38,14 @@ class Publishing:
         identity: Identity,
         clock: Clock,
         contents: Contents,
+        fence: Fence | None = None,
     ) -> None:
         self._state = state
         self._publisher = publisher
         self._identity = identity
         self._clock = clock
         self._contents = contents
+        self._fence = fence
         self._missed: tuple[int, list[str]] = (-1, [])
         """A version, and what it was published without, with the reason."""
         self._changed = anyio.Event()
@@ -119,13 +122,21 @@ class Publishing:
             tasks.start_soon(self._announce_head, directory, run_id)
             tasks.start_soon(self._announce_self, host, directory, run_id)
 
+    def _epoch(self) -> bytes | None:
+        """Return what records are signed under. Raises TakenOver once they may not be."""
+        if self._fence is None:
+            return None
+        self._fence.require()
+        return self._fence.raw
+
     async def _announce_head(self, directory: Directory, run_id: str) -> None:
         while self.head is None:
             await self._changed.wait()
 
         def record() -> bytes:
             assert self.head is not None
-            return seal(self._identity, head_record(self.head, issued_at=self._clock.wall_s()))
+            epoch = self._epoch()
+            return seal(self._identity, head_record(self.head, issued_at=self._clock.wall_s(), epoch=epoch))
 
         await keep_announced(
             directory, head_topic(run_id), record, every_s=ANNOUNCE_EVERY_S, changed=lambda: self._changed
@@ -143,6 +154,7 @@ class Publishing:
                     held_version=head.message.policy_version if head else None,
                     artifact_digests=tuple(a.digest for a in head.message.artifacts) if head else (),
                     issued_at=self._clock.wall_s(),
+                    epoch=self._epoch(),
                 ),
             )
 

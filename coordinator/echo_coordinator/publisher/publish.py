@@ -15,6 +15,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from echo_coordinator.epochs import Fence
 from echo_coordinator.publisher.deltas import make_deltas
 from echo_coordinator.publisher.pack import pack, reread
 from echo_swarm.checkpoint.read_back import file_digest
@@ -58,6 +59,7 @@ class Publisher:
         keep_versions: retention; at least max_staleness + 1.
         lifetime_s: after this without a newer version nodes warn that the coordinator is quiet.
         deltas: whether a version also gets its difference from the one before.
+        fence: this start's epoch; nothing is signed once another coordinator has a higher one.
 
     Raises:
         SettingsError: keep_versions is too small.
@@ -74,6 +76,7 @@ class Publisher:
         keep_versions: int,
         lifetime_s: float = 7 * 86_400.0,
         deltas: bool = True,
+        fence: Fence | None = None,
     ) -> None:
         check_retention(keep_versions=keep_versions, max_staleness=max_staleness)
         self._identity = identity
@@ -82,6 +85,7 @@ class Publisher:
         self._keep_versions = keep_versions
         self._lifetime_s = lifetime_s
         self._deltas = deltas
+        self._fence = fence
         self._turn = anyio.Lock()
 
     @property
@@ -113,6 +117,7 @@ class Publisher:
         Raises:
             VersionConflict: the version exists with other weights.
             UsageError: it is older than the head, or no weights were given.
+            TakenOver: another coordinator with this run's key has begun later.
             StorageFull, LocalFault: the disk; the old version keeps serving.
             MalformedMessage: the weights are no valid file of their kind.
 
@@ -136,10 +141,10 @@ class Publisher:
             raise UsageError(f"version {version} cannot be published: the next one is {lowest}")
         try:
             artifacts = self._pack(version, weights, head)
+            signed = self._seal(version, None if head is None else head.digest, artifacts)
         except EchoError:
             self._store.discard_unpublished(version)
             raise
-        signed = self._seal(version, None if head is None else head.digest, artifacts)
         self._store.add(signed)
         self._check_durable(signed)
         self._store.save_head(signed)
@@ -185,6 +190,8 @@ class Publisher:
         return tuple(artifacts)
 
     def _seal(self, version: int, parent_digest: bytes | None, artifacts: tuple[Artifact, ...]) -> Published:
+        if self._fence is not None:
+            self._fence.require()
         issued_at = self._clock.wall_s()
         manifest = CheckpointManifest(
             run_id=self._store.run_id,
@@ -193,6 +200,7 @@ class Publisher:
             issued_at=issued_at,
             expires_at=issued_at + self._lifetime_s,
             artifacts=artifacts,
+            epoch=None if self._fence is None else self._fence.raw,
         )
         return unseal(seal(self._identity, manifest), CheckpointManifest, MANIFEST_LIMITS)
 
@@ -203,13 +211,14 @@ class Publisher:
             raise LocalFault(f"{path} reads back other bytes than were written; check the disk")
 
 
-def head_record(published: Published, *, issued_at: float) -> HeadRecord:
+def head_record(published: Published, *, issued_at: float, epoch: bytes | None = None) -> HeadRecord:
     """Return what is to be sealed with the run's key and announced under `head_topic`."""
     return HeadRecord(
         run_id=published.message.run_id,
         policy_version=published.message.policy_version,
         manifest_digest=published.digest,
         issued_at=issued_at,
+        epoch=epoch,
     )
 
 

@@ -58,6 +58,8 @@ class Published:
     """Envelope of RunManifest."""
     head_manifest: bytes | None
     """Envelope of the newest CheckpointManifest."""
+    epoch: bytes | None = None
+    """Envelope of this coordinator's Epoch."""
 
 
 class WorkService:
@@ -70,6 +72,7 @@ class WorkService:
         published: Callable[[], Published],
         status: Callable[[], dict[str, Any]],
         new_id: Callable[[], bytes] = lambda: secrets.token_bytes(16),
+        hear_epoch: Callable[[bytes | None], None] = lambda _raw: None,
     ) -> None:
         """Describe it.
 
@@ -78,6 +81,7 @@ class WorkService:
             published: the manifests of this moment.
             status: the map of `echo_swarm.status.RunStatus`, made of plain values.
             new_id: makes lease ids, 16 bytes that nobody can guess.
+            hear_epoch: told the highest epoch that a node knows, if it knows one; may raise PeerFault.
 
         """
         self._state = state
@@ -85,6 +89,7 @@ class WorkService:
         self._published = published
         self._status = status
         self._new_id = new_id
+        self._hear_epoch = hear_epoch
 
     def register(self, server: RpcServer) -> None:
         """Answer the work protocol's methods on `server` (made with `max_request_bytes=MAX_REQUEST_BYTES`)."""
@@ -100,6 +105,7 @@ class WorkService:
         """Take a peer in."""
         core = self._core
         self._check_run(hello.run_id)
+        self._hear_epoch(hello.epoch)
         self._state.bans.refuse(peer)
         skew_s = hello.wall_s - core.clock.wall_s()
         admission = core.roster.consider(peer, hello, core.clock.monotonic_s())
@@ -122,6 +128,7 @@ class WorkService:
             head_manifest=manifests.head_manifest,
             wall_s=core.clock.wall_s(),
             beat_s=core.settings.beat_s,
+            epoch=manifests.epoch,
         )
 
     async def lease(self, peer: PeerId, request: LeaseRequest) -> LeaseReply:

@@ -61,6 +61,8 @@ class StandInTrainer:
         """So many updates end after their checkpoint is durable and before the coordinator hears of it."""
         self.trained: list[TrainingBatch] = []
         """Batches of all durable updates."""
+        self.salt = 0
+        """Makes the weights of its versions other ones than those of another trainer."""
         self.opened = 0
         self.spans: list[tuple[float, float]] = []
         """When each update began and ended, on the event loop's clock."""
@@ -89,7 +91,7 @@ class StandInTrainer:
         """Start where the newest checkpoint is (an `OpenTrainer`)."""
         self.opened += 1
         checkpoints = Checkpoints(config.checkpoint_folder)
-        checkpoint = checkpoints.newest().checkpoint or _write(checkpoints, TrainerState())
+        checkpoint = checkpoints.newest().checkpoint or _write(checkpoints, TrainerState(), self.salt)
         yield _Session(self, checkpoints, checkpoint)
 
     async def work(self, batch: TrainingBatch, began: float, write: Callable[[], Checkpoint]) -> Checkpoint:
@@ -153,7 +155,8 @@ class _Session:
             data_position=dict(batch.data_position),
         )
         with anyio.fail_after(timeout_s):
-            self._checkpoint = await self._trainer.work(batch, began, lambda: _write(self._checkpoints, state))
+            salt = self._trainer.salt
+            self._checkpoint = await self._trainer.work(batch, began, lambda: _write(self._checkpoints, state, salt))
         return Trained(
             update=state.update,
             policy_version=state.policy_version,
@@ -163,9 +166,9 @@ class _Session:
         )
 
 
-def _write(checkpoints: Checkpoints, state: TrainerState) -> Checkpoint:
+def _write(checkpoints: Checkpoints, state: TrainerState, salt: int) -> Checkpoint:
     def fill(folder: Path) -> None:
-        (folder / WEIGHTS_FILE).write_bytes(weights(state.policy_version))
+        (folder / WEIGHTS_FILE).write_bytes(weights(state.policy_version + salt))
         (folder / OPTIMIZER_FILE).write_bytes(weights(0, 8))
 
     checkpoint = checkpoints.write(state, fill)

@@ -1,9 +1,10 @@
 """A whole run in one process: the real coordinator and real nodes on a memory network, stand-ins for the children."""
 
 import secrets
+import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,24 @@ class WholeRun:
     scorers: StandInScorers = field(default_factory=StandInScorers)
 
     @asynccontextmanager
-    async def coordinator(self) -> AsyncGenerator[Coordinator]:
+    async def coordinator(self, *, take_over: bool = False) -> AsyncGenerator[Coordinator]:
         """Run the coordinator's process for the length of the block; again on the same folder is a restart."""
         children = Children(open_trainer=self.trainer.open, open_scorers=self.scorers.open)
         directory = MemoryDirectory(self.records, self.identity, SystemClock())
         async with (
             self.network.host(self.identity) as host,
-            run_coordinator(self.folder, self.settings, self.identity, host, directory, children) as coordinator,
+            run_coordinator(
+                self.folder, self.settings, self.identity, host, directory, children, take_over=take_over
+            ) as coordinator,
         ):
             yield coordinator
+
+    def copied(self, root: Path) -> "WholeRun":
+        """Copy the folder of this run, whose coordinator does not run, with a trainer of its own."""
+        shutil.copytree(self.folder.root, root)
+        trainer = StandInTrainer()
+        trainer.salt = 1000
+        return replace(self, folder=RunFolder(root), trainer=trainer)
 
     @property
     def invite(self) -> Invite:

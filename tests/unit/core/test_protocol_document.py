@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from echo_swarm import codec, envelope, invite
 from echo_swarm.checkpoint import blob
 from echo_swarm.directory.base import head_topic, peers_topic
+from echo_swarm.epoch import EPOCH_LIMITS, MAX_EPOCH_BYTES, Epoch
 from echo_swarm.identity import Identity, verify
 from echo_swarm.manifest import MANIFEST_LIMITS, Artifact, ArtifactKind, CheckpointManifest, RunManifest
 from echo_swarm.probe import PROBE_LIMITS, Probe, ProbeAnswer, ProbeItem, ProbeReply, ProbeRequest, ProbeVerdict
@@ -59,7 +60,7 @@ DOCUMENT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encodi
 MESSAGES: list[type[Message]] = [
     BehaviourPolicy, Trajectory, Submission, Verdict,
     Artifact, CheckpointManifest, RunManifest,
-    HeadRecord, PeerRecord,
+    HeadRecord, PeerRecord, Epoch,
     BackendReport, Hello, Welcome, Sampling, LeaseMember, Lease, LeaseRequest, LeaseReply,
     Push, PushReply, Beat, Transfer, SourceBytes, SourceFault, BeatReply, Release, Released, StatusRequest, StatusReply,
     ProbeItem, Probe, ProbeAnswer, ProbeRequest, ProbeReply,
@@ -166,6 +167,8 @@ def test_the_limits_are_documented() -> None:
     documented = {cells[0]: cells[1:] for cells in table("1. Encoding")}
     assert documented["payload of HeadRecord, PeerRecord"] == row(RECORD_LIMITS)
     assert documented["payload of CheckpointManifest, RunManifest"] == row(MANIFEST_LIMITS)
+    assert documented["payload of Epoch"] == row(EPOCH_LIMITS)
+    assert f"bytes 0..{MAX_EPOCH_BYTES} or null" in DOCUMENT
     assert documented["payload of Submission"] == row(SUBMISSION_LIMITS)
     assert documented["payload of ProbeAnswer"] == row(PROBE_LIMITS)
     assert documented["invite"] == row(invite.LIMITS)
