@@ -28,8 +28,8 @@ def transfers_parts(versions: Sequence[VersionTransfers]) -> list[RenderableType
 _COLUMNS = (
     Column(title="transfers"),
     Column(title="had it", number=True),
-    Column(title="50 %", number=True),
-    Column(title="100 %", number=True),
+    Column(title="50\N{NO-BREAK SPACE}%", number=True),
+    Column(title="100\N{NO-BREAK SPACE}%", number=True),
     Column(title="coordinator", number=True),
     Column(title="peers", number=True),
     Column(title="mirrors", number=True),
@@ -54,7 +54,7 @@ def _cells(entry: VersionTransfers) -> list[Text]:
         Text(size(entry.bytes_deltas)),
         Text(size(entry.bytes_disk)),
         Text("-" if entry.bytes_served is None else size(entry.bytes_served)),
-        Text(duration(entry.slowest_s)),
+        Text(duration(entry.slowest_s) if entry.told else "-"),
         Text(str(entry.failures)),
     ]
 

@@ -25,6 +25,8 @@ class FaultReason(StrEnum):
     MALFORMED = "malformed"
     SILENT = "silent"
     HUNG_UP = "hung_up"
+    BAD_SERVER = "bad_server"
+    """A mirror answered with an error, or otherwise than a file server should."""
 
 
 LIES = frozenset({FaultReason.WRONG_BYTES, FaultReason.BROKEN_PROMISE, FaultReason.MALFORMED})

@@ -6,7 +6,7 @@ Several attempts at one file are one entry. What is said is bounded by the file'
 from collections import OrderedDict
 from dataclasses import replace
 
-from echo_swarm.checkpoint.fetch_report import FetchReport, add_bytes
+from echo_swarm.checkpoint.fetch_report import FetchReport, Origin, add_bytes
 from echo_swarm.identity import PeerId
 from echo_swarm.transfers import LIES, MAX_FAULTS, MAX_TRANSFERS, SourceBytes, SourceFault, Transfer
 
@@ -81,7 +81,9 @@ def _said(digest: bytes, report: FetchReport, coordinator: PeerId) -> Transfer:
 
 
 def _by_kind(by_source: dict[PeerId, int], coordinator: PeerId, *, limit: int) -> SourceBytes:
-    mirrors = min(limit, sum(count for source, count in by_source.items() if "://" in source))
-    own = min(limit - mirrors, by_source.get(coordinator, 0))
-    others = sum(n for source, n in by_source.items() if source != coordinator and "://" not in source)
-    return SourceBytes(coordinator=own, peers=min(limit - mirrors - own, others), mirrors=mirrors)
+    counts = dict.fromkeys(Origin, 0)
+    for source, count in by_source.items():
+        origin = Origin.of(source, coordinator)
+        counts[origin] += min(count, limit)
+        limit -= min(count, limit)
+    return SourceBytes(coordinator=counts[Origin.COORDINATOR], peers=counts[Origin.PEER], mirrors=counts[Origin.MIRROR])

@@ -13,7 +13,9 @@ import anyio
 import pytest
 from rich.console import Console
 
+from echo_coordinator.config import NetworkSection, PublishSection, RunSettings
 from echo_swarm.checkpoint.blob import BLOB_PROTOCOL, NOT_FOUND, HaveReply, HaveRequest, PieceReply, PieceRequest
+from echo_swarm.checkpoint.mirror import file_url
 from echo_swarm.checkpoint.pieces import PieceMap
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.clock import SystemClock
@@ -32,6 +34,7 @@ from echo_swarm.transport.hivemind import open_hivemind_host
 from echo_swarm.transport.memory import MemoryNetwork
 from echo_swarm.transport.rpc import RpcServer, typed
 from echo_swarm.work import Role
+from tests.support.hostile_http import Files, serving_files
 from tests.swarm.support import stand_ins
 from tests.swarm.support.node_harness import until
 from tests.swarm.support.whole_run import WholeRun, make_run
@@ -123,36 +126,58 @@ async def test_each_liar_is_named_with_what_it_did_and_the_version_comes_all_the
 ):
     monkeypatch.setattr(stand_ins, "weights", random_weights)
     run = make_run(tmp_path)
-    run.settings = run.settings.model_copy(
-        update={"network": run.settings.network.model_copy(update={"max_upload_mbit": UPLOAD_MBIT})}
-    )
-    run.network = cast(MemoryNetwork, Loopback())
+    network = Loopback()
+    run.network = cast(MemoryNetwork, network)
     run.trainer.hold()
+    with serving_files() as files:
+        run.settings = RunSettings(
+            **{
+                **dict(run.settings),
+                "network": NetworkSection(max_upload_mbit=UPLOAD_MBIT),
+                "publish": PublishSection(mirrors=(files.url,)),
+            }
+        )
+        await _check(run, network, files)
+
+
+async def _check(run: WholeRun, network: Loopback, files: Files) -> None:
     async with run.coordinator() as coordinator, AsyncExitStack() as stack:
         await until(lambda: coordinator.state.core.versions.published == 0)
-        artifact = _artifact(run)
-        liars = {await lie(stack, run, artifact, reason): reason.value for reason in FaultReason}
-        nodes = [await stack.enter_async_context(run.node(name)) for name in NODES]
+        run.boot, artifact = network.bootstrap[0], _artifact(run)
+        files.content[file_url("", run.settings.run.id, artifact.digest)] = _flipped(random_weights(0))
+        kinds = set(FaultReason) - {FaultReason.BAD_SERVER}
+        liars = {await lie(stack, run, artifact, reason): reason.value for reason in kinds}
+        liars[PeerId(files.url)] = FaultReason.WRONG_BYTES.value
+        for name in NODES:
+            await stack.enter_async_context(run.node(name))
 
         def named() -> dict[str, str]:
             entry = transfers_of(coordinator.reporter.status(), 0)
             return {fault.source: fault.reason for fault in entry.faults if fault.source in liars} if entry else {}
 
         await until(lambda: named() == liars, f"{liars}")
-        await until(lambda: all(node.node.policies.newest == 0 for node in nodes))
+        await until(lambda: (entry := transfers_of(coordinator.reporter.status(), 0)) and entry.whole == len(NODES))
         entry = transfers_of(coordinator.reporter.status(), 0)
-        assert entry is not None and (entry.whole, entry.nodes) == (2, 0)
+        assert entry is not None and entry.nodes == 0
         assert not [fault for fault in entry.faults if fault.lie and fault.source not in liars]
         assert entry.bytes_coordinator + entry.bytes_peers == 2 * artifact.size_bytes
         assert entry.bytes_served is not None and entry.bytes_served >= entry.bytes_coordinator > 0
         text = shown(coordinator.reporter.status())
-        assert all(peer[-8:] in text for peer in liars) and text.count("liar:") == 3 and text.count("failed:") == 2
+        assert all(peer[-8:] in text for peer in liars) and text.count("liar:") == 4 and text.count("failed:") == 2
 
         run.trainer.let_go()
         await until(lambda: (one := transfers_of(coordinator.reporter.status(), 1)) and one.all_s is not None)
         one = transfers_of(coordinator.reporter.status(), 1)
         assert one is not None and one.half_s is not None and one.all_s is not None
         assert (one.had, one.nodes) == (2, 2) and 0 <= one.half_s <= one.all_s
+
+
+def _flipped(content: bytes) -> bytes:
+    """One byte in each piece, so that whichever is asked for is wrong; the length is right."""
+    changed = bytearray(content)
+    for at in range(100, len(changed), 1 << 16):
+        changed[at] ^= 1
+    return bytes(changed)
 
 
 def _artifact(run: WholeRun) -> Artifact:

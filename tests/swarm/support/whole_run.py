@@ -55,6 +55,8 @@ class WholeRun:
     records: DirectoryStore = field(default_factory=DirectoryStore)
     trainer: StandInTrainer = field(default_factory=StandInTrainer)
     scorers: StandInScorers = field(default_factory=StandInScorers)
+    boot: str = ""
+    """The coordinator's address in invites; empty for that in a network in memory."""
 
     @asynccontextmanager
     async def coordinator(self, *, take_over: bool = False) -> AsyncGenerator[Coordinator]:
@@ -79,7 +81,7 @@ class WholeRun:
     @property
     def invite(self) -> Invite:
         """Good for every life of the coordinator, and before the first one."""
-        address = f"/memory/1/p2p/{self.identity.peer_id}"
+        address = self.boot or f"/memory/1/p2p/{self.identity.peer_id}"
         return Invite(run=self.settings.run.id, key=self.identity.public_key, boot=(address,))
 
     @asynccontextmanager
