@@ -30,7 +30,7 @@ def render_run_status(status: RunStatus) -> RenderableType:
         parts.append(seeders_table(seeders))
     if any(entry.probes or entry.trained_gap is not None for entry in status.classes):
         parts.append(classes_table(status.classes))
-    parts += transfers_parts(status.transfers)
+    parts += transfers_parts(status.transfers, status.transfers_refused)
     parts += [literal(f"! {warning}", style="yellow") for warning in status.warnings]
     return Group(*parts)
 

@@ -7,13 +7,13 @@ from rich.text import Text
 
 from echo_swarm.status import FaultStatus, VersionTransfers
 from echo_swarm.tables import Column, FittedTable
-from echo_swarm.words import duration, literal, short_peer, size, spaced
+from echo_swarm.words import counts, duration, literal, short_peer, size, spaced
 
 SHOWN_VERSIONS = 5
 SHOWN_FAULTS = 8
 
 
-def transfers_parts(versions: Sequence[VersionTransfers]) -> list[RenderableType]:
+def transfers_parts(versions: Sequence[VersionTransfers], refused: dict[str, int]) -> list[RenderableType]:
     """Return the table, and a line for each source that was at fault; nothing before there is something to tell."""
     told = [entry for entry in versions if entry.told or entry.nodes]
     shown = told[:SHOWN_VERSIONS] + [entry for entry in told[SHOWN_VERSIONS:] if entry.is_base]
@@ -22,6 +22,8 @@ def transfers_parts(versions: Sequence[VersionTransfers]) -> list[RenderableType
     parts: list[RenderableType] = [FittedTable(columns=_COLUMNS, rows=[(_cells(entry), "") for entry in shown])]
     if not all(entry.timed for entry in shown):
         parts.append(Text("(r) published before the coordinator's restart: what nodes still tell", style="dim"))
+    if refused:
+        parts.append(literal(f"not counted, since it cannot be: {counts(refused)}", style="dim"))
     return parts + _faults(shown)
 
 

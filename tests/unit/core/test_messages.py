@@ -33,8 +33,9 @@ from echo_swarm.trajectory import (
     Trajectory,
     prompt_digest,
 )
+from echo_swarm.transfers import MAX_FAULTS, MAX_TRANSFERS, FaultReason, SourceBytes, SourceFault, Transfer
 from echo_swarm.wire import Message
-from echo_swarm.work import Lease, LeaseMember, LeaseReply, Push, Role, Sampling, WaitReason
+from echo_swarm.work import Beat, Lease, LeaseMember, LeaseReply, Push, Role, Sampling, WaitReason
 
 SIGNER = Identity.from_seed(bytes(32))
 TOP = 2**63 - 1
@@ -344,3 +345,44 @@ def test_records_of_the_largest_size_survive() -> None:
     assert unseal(seal(SIGNER, head), HeadRecord, RECORD_LIMITS).message == head
     refused(PeerRecord, peer.to_wire() | {"role": "king"}, "role")
     refused(PeerRecord, peer.to_wire() | {"addresses": ["x"] * 17}, "addresses")
+
+
+BEAT = {
+    "lease_ids": [],
+    "held_version": 3,
+    "state": "sampling",
+    "tokens_per_s": 1.0,
+    "bytes_served": 0,
+    "bytes_fetched_peers": 0,
+}
+
+
+def _transfer(faults: int = 0) -> dict[str, Any]:
+    return Transfer(
+        policy_version=TOP,
+        digest=bytes(32),
+        whole=True,
+        fetched=SourceBytes(coordinator=TOP, peers=TOP, mirrors=TOP),
+        deltas=SourceBytes(coordinator=0, peers=0, mirrors=0),
+        made_bytes=TOP,
+        disk_bytes=TOP,
+        seconds=4e9,
+        failures=2**32 - 1,
+        faults=(SourceFault(source="x\x1b[2J", reason=FaultReason.SILENT),) * faults,
+    ).to_wire()
+
+
+def test_the_beat_of_a_node_that_tells_nothing_of_transfers_is_valid():
+    assert Beat.from_wire(BEAT).transfers == ()
+
+
+def test_transfers_are_read_back_and_bounded_in_number_and_in_what_they_name():
+    said = {**BEAT, "transfers": [_transfer(MAX_FAULTS)] * MAX_TRANSFERS}
+    read = Beat.from_wire(codec.decode(codec.encode(said), codec.Limits(max_bytes=1 << 16)))
+    assert len(read.transfers) == MAX_TRANSFERS and read.transfers[0].faults[0].source == "x?[2J"
+    for wrong in ([_transfer()] * (MAX_TRANSFERS + 1), [{**_transfer(), "faults": _transfer(1)["faults"] * 9}]):
+        with pytest.raises(MalformedMessage):
+            Beat.from_wire({**BEAT, "transfers": wrong})
+    for name, value in (("policy_version", -1), ("whole", 1), ("seconds", float("nan")), ("made_bytes", TOP + 1)):
+        with pytest.raises(MalformedMessage):
+            Beat.from_wire({**BEAT, "transfers": [{**_transfer(), name: value}]})

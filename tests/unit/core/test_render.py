@@ -220,6 +220,8 @@ def test_the_last_five_versions_are_a_table_that_fits_80_columns():
 def test_a_version_of_before_the_restart_shows_no_times():
     old = transfers(3, timed=False, nodes=0, had=0, half_s=None, all_s=None, bytes_served=None)
     text = shown(width=80, transfers=[transfers(4), old])
+    refused = shown(transfers=[transfers(4)], transfers_refused={"too_many_bytes": 3})
+    assert "not counted, since it cannot be: too_many_bytes 3" in refused
     assert "v3 (r)" in text and "before the coordinator's restart" in text
     assert "restart" not in shown(width=80, transfers=[transfers(4)])
 
