@@ -1,10 +1,11 @@
 """Which pieces the coordinator gives to whom, so that its uplink carries each piece about once. Pure; times monotonic.
 
 All who begin together would otherwise ask it for the same pieces, each in its own random order. It sees all requests,
-so it chooses: of the pieces that a peer wants, those that it has given or promised least often, the first ones first
-(files are then read back while their end is still coming). Peers get the rest from each other. A promise that is not
-called in is taken back after a while, and a peer has a few at a time: one that dies, or asks for more than it fetches,
-keeps no piece from others for long.
+so it chooses: of the pieces that a peer wants, some of those that it has given or promised least often, anywhere in the
+file (in order, eight peers took 1.35 copies' time, and 1.2 so). Peers get the rest from each other. A peer that is alone
+gets them in order: it then reads the file back while its end is still coming. A promise that is not called in is taken
+back after a while, and a peer has a few at a time: one that dies, or asks for more than it fetches, keeps no piece from
+others for long.
 
 Pieces are bits of an integer, one integer for those given once or more, one for twice or more, and so on: choosing
 costs the same few operations whatever the artifact's size.
@@ -12,6 +13,7 @@ costs the same few operations whatever the artifact's size.
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from random import Random
 
 from echo_swarm.checkpoint.pieces import PieceMap
 from echo_swarm.identity import PeerId
@@ -90,7 +92,8 @@ class _Artifact:
 class Allocation:
     """How often each piece of each artifact was given or is promised."""
 
-    def __init__(self) -> None:
+    def __init__(self, random: Random | None = None) -> None:
+        self._random = random or Random()
         self._artifacts: OrderedDict[bytes, _Artifact] = OrderedDict()
 
     def choose(self, digest: bytes, peer: PeerId, wanted: PieceMap, count: int, now_s: float) -> list[int]:
@@ -100,11 +103,12 @@ class Allocation:
         while len(self._artifacts) > MAX_ARTIFACTS:
             self._artifacts.popitem(last=False)
         artifact.expire(now_s)
+        alone = not artifact.by_peer.keys() - {peer}
         left, chosen = int.from_bytes(wanted.pack(), "little"), list[int]()
         for level in (*artifact.levels, -1):
             best = left if level == -1 else left & ~level
             while best and len(chosen) < count:
-                index = (best & -best).bit_length() - 1
+                index = self._any_of(best, 0 if alone else self._random.randrange(wanted.count))
                 best ^= 1 << index
                 left ^= 1 << index
                 chosen.append(index)
@@ -119,3 +123,11 @@ class Allocation:
         artifact = self._artifacts.get(digest)
         if artifact is not None:
             artifact.settle(peer, index, kept=True)
+
+    @staticmethod
+    def _any_of(bits: int, start: int) -> int:
+        """Return the first one from `start` on, or else the first."""
+        later = bits >> start
+        if later == 0:
+            start, later = 0, bits
+        return start + (later & -later).bit_length() - 1

@@ -1,8 +1,8 @@
 """Reading a file back and taking its digest, all at once or behind whoever is still writing it.
 
 Once every piece is there, a download would otherwise have to flush, read and hash the whole file before it counts: a
-fifth of the time on a fast link. Pieces mostly come in order (the coordinator gives them out so, and peers pass on what
-there is), and processors have time left while bytes are on their way.
+fifth of the time on a fast link. The pieces of a peer that is alone come in order, and processors have time left while
+bytes are on their way.
 """
 
 import hashlib

@@ -49,7 +49,7 @@ def test_who_is_silent_is_forgotten_and_the_book_is_bounded():
 
 
 def test_every_piece_is_promised_once_before_any_is_promised_twice():
-    allocation, wanted = Allocation(), PieceMap.full(20)
+    allocation, wanted = Allocation(Random(1)), PieceMap.full(20)
     promised = Counter(index for n in range(5) for index in allocation.choose(A, f"peer {n}", wanted, 4, 0.0))
     assert promised == Counter(range(20))
     promised.update(index for n in range(5) for index in allocation.choose(A, f"other {n}", wanted, 4, 0.0))
@@ -58,8 +58,17 @@ def test_every_piece_is_promised_once_before_any_is_promised_twice():
     assert len(allocation.choose(B, "ann", PieceMap.full(3), 9, 0.0)) == 3
 
 
+def test_who_is_alone_gets_pieces_in_order_and_several_get_them_from_anywhere():
+    allocation, wanted = Allocation(Random(1)), PieceMap.full(1000)
+    assert allocation.choose(A, "ann", wanted, 4, 0.0) == [0, 1, 2, 3]
+    others = allocation.choose(A, "bob", wanted, 4, 0.0)
+    assert max(others) - min(others) > 100
+    assert max(allocation.choose(A, "ann", wanted, 4, 0.0)) > 100
+    assert allocation.choose(B, "ann", wanted, 4, 0.0) == [0, 1, 2, 3]
+
+
 def test_promises_that_are_not_called_in_are_taken_back_and_those_kept_stay():
-    allocation, wanted = Allocation(), PieceMap.full(20)
+    allocation, wanted = Allocation(Random(1)), PieceMap.full(20)
     dying = allocation.choose(A, "dying", wanted, 5, 0.0)
     honest = allocation.choose(A, "honest", wanted, 5, 0.0)
     for index in honest:
@@ -71,12 +80,12 @@ def test_promises_that_are_not_called_in_are_taken_back_and_those_kept_stay():
 
 
 def test_a_greedy_peer_skews_no_more_than_a_few_pieces():
-    allocation, count = Allocation(), 1000
+    allocation, count = Allocation(Random(1)), 1000
     for _ in range(100):
         allocation.choose(A, "greedy", PieceMap.full(count), 64, 0.0)
     fresh = [i for n in range(14) for i in allocation.choose(A, f"peer {n}", PieceMap.full(count), 64, 0.0)]
     assert len(set(fresh)) == len(fresh) == 14 * 64
-    crowd = Allocation()
+    crowd = Allocation(Random(1))
     for number in range(200):
         crowd.choose(A, f"identity {number}", PieceMap.full(count), 64, 0.0)
     assert len(crowd._artifacts[A].promises) <= MAX_PROMISES
