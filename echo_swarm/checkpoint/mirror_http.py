@@ -22,6 +22,8 @@ from echo_swarm.wire import clean
 
 MAX_REDIRECTS = 3
 MAX_TARGET_CHARS = 4096
+KEEP_S = 4.0
+"""An idle connection is closed after this: before the server does it at the moment in which we ask it again."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _LACKING = (403, 404, 410)
 """Object stores say 403 of what is not there to those who may not list."""
@@ -98,7 +100,10 @@ class RangeReader:
 
     def __init__(self, limit: Reach, *, connections: int) -> None:
         self._pool = httpcore2.AsyncConnectionPool(
-            max_connections=connections, network_backend=GuardedBackend(limit), retries=0
+            max_connections=connections,
+            keepalive_expiry=KEEP_S,
+            network_backend=GuardedBackend(limit),
+            retries=0,
         )
 
     async def __aenter__(self) -> "RangeReader":

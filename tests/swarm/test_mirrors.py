@@ -34,10 +34,12 @@ pytestmark = pytest.mark.anyio
 
 SIZE = 40 * PIECE + 777
 CONTENT = Random(7).randbytes(SIZE)
-SETTINGS = FetchSettings(retry_s=0.02, refresh_s=0.05, answer_timeout_s=1.0, min_bytes_per_s=2_000_000, starve_s=1.0)
+SETTINGS = FetchSettings(retry_s=0.02, refresh_s=0.05, answer_timeout_s=20.0, min_bytes_per_s=2_000_000, starve_s=1.0)
+HASTY = replace(SETTINGS, answer_timeout_s=0.5)
+SLOW = ("drip", "silent")
 BAD = {
     # How it misbehaves → what is told, and for how long at least it is set aside; 0: only this file is left out.
-    "whole": ("whole file instead of a range", 500),
+    "whole": ("whole file instead of a range", 600),
     "other range": ("answers with another range", 1),
     "no range": ("no Content-Range", 1),
     "other size": ("file of another size", 0),
@@ -49,7 +51,7 @@ BAD = {
     "error": ("status 500", 1),
     "odd": ("status 299", 1),
     "away": ("status 503", 70),
-    "too many": ("status 429", 500),
+    "too many": ("status 429", 600),
     "truncated": ("breaks the rules of HTTP, or off", 1),
     "short": ("ended after", 1),
     "drip": ("gave nothing whole within", 1),
@@ -110,10 +112,12 @@ async def test_a_mirror_alone_gives_a_whole_version_in_few_requests(tmp_path: Pa
 
 async def test_a_mirror_relieves_the_coordinator(tmp_path: Path):
     case = Case(tmp_path)
-    async with case.swarm.serving():
-        with serving_files() as files:
-            report = await case.fetch([case.put(files)], [case.coordinator])
-    assert report.mirrors > SIZE // 4
+    async with case.swarm.network.host(case.swarm.coordinator.identity) as host:
+        # Slow enough that the mirror has the time to say that it is there.
+        async with BlobServer(host, case.swarm.coordinator.store, max_bytes_per_s=SIZE / 8):
+            with serving_files() as files:
+                report = await case.fetch([case.put(files)], [case.coordinator])
+    assert report.mirrors > SIZE // 2
     assert sum(report.bytes_by_source.values()) == SIZE
 
 
@@ -122,7 +126,7 @@ async def test_a_mirror_relieves_the_coordinator(tmp_path: Path):
 async def test_a_mirror_that_misbehaves_is_named_and_set_aside_and_the_coordinator_gives_the_rest(
     tmp_path: Path, manner: str, at_first: bool
 ):
-    case, (told, rest_s) = Case(tmp_path), BAD[manner]
+    case, (told, rest_s) = Case(tmp_path, settings=HASTY if manner in SLOW else SETTINGS), BAD[manner]
     if at_first and manner in ("truncated", "short", "other length", "endless", "drip"):
         return  # A single byte cannot be cut.
     with serving_files(manner=manner, at_first=at_first) as files:
@@ -131,7 +135,9 @@ async def test_a_mirror_that_misbehaves_is_named_and_set_aside_and_the_coordinat
             await case.fetch([url])
         assert told in caught.value.report.failures[url]
         assert not caught.value.report.liars
-        assert (case.mirrors.rest_s(url) > rest_s - 1) if rest_s else case.mirrors.names() == [url]
+        left_s = case.mirrors.rest_s(url)
+        # Of a short rest, nothing may be left on a busy machine; without one there never was anything.
+        assert (left_s != 0 if rest_s <= 1 else left_s > rest_s - 60) if rest_s else left_s == 0
         async with case.swarm.serving():
             report = await case.fetch([url], [case.coordinator])
         assert report.resumed_bytes + report.bytes_by_source[case.coordinator] + report.mirrors == SIZE
