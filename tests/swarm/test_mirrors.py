@@ -112,11 +112,13 @@ async def test_a_mirror_alone_gives_a_whole_version_in_few_requests(tmp_path: Pa
 
 async def test_a_mirror_relieves_the_coordinator(tmp_path: Path):
     case = Case(tmp_path)
-    async with case.swarm.network.host(case.swarm.coordinator.identity) as host:
+    async with (
+        case.swarm.network.host(case.swarm.coordinator.identity) as host,
         # Slow enough that the mirror has the time to say that it is there.
-        async with BlobServer(host, case.swarm.coordinator.store, max_bytes_per_s=SIZE / 8):
-            with serving_files() as files:
-                report = await case.fetch([case.put(files)], [case.coordinator])
+        BlobServer(host, case.swarm.coordinator.store, max_bytes_per_s=SIZE / 8),
+    ):
+        with serving_files() as files:
+            report = await case.fetch([case.put(files)], [case.coordinator])
     assert report.mirrors > SIZE // 2
     assert sum(report.bytes_by_source.values()) == SIZE
 
