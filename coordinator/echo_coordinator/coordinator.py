@@ -39,6 +39,7 @@ from echo_coordinator.loops.training import OpenTrainer, Trained, TrainingLoop
 from echo_coordinator.manifests import run_facts, write_run_manifest
 from echo_coordinator.peer_requests import PEER_REQUESTS
 from echo_coordinator.peer_requests import answer as answer_about_peers
+from echo_coordinator.peers_met import keep_peers
 from echo_coordinator.publisher import Publisher
 from echo_coordinator.publisher.contents import contents_of
 from echo_coordinator.run_folder import RunFolder
@@ -176,6 +177,7 @@ async def run_coordinator(
                     tasks.start_soon(loop)
                 tasks.start_soon(publishing.announce, host, directory, settings.run.id)
                 tasks.start_soon(fence.watch, directory)
+                tasks.start_soon(keep_peers, folder, state, host)
                 try:
                     yield coordinator
                 finally:

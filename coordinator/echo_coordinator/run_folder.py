@@ -5,6 +5,7 @@ RUN/keys/run.key     the run's key (mode 0600): signs manifests, and is the coor
 RUN/state.db         leases, replay buffer, ledger of what was trained, counters
 RUN/run.manifest     signed RunManifest
 RUN/epoch.json       which start of a coordinator this is; see `epochs`
+RUN/peers.json       where peers could be reached lately: ways back into the network from another machine
 RUN/store/           published versions
 RUN/checkpoints/     trainer checkpoints (weights, optimizer, schedule, what was consumed); base/ in a LoRA run
 RUN/batches/         the batch being trained
@@ -75,6 +76,11 @@ class RunFolder:
     def epoch(self) -> Path:
         """What is known of epochs."""
         return self.root / "epoch.json"
+
+    @property
+    def peers(self) -> Path:
+        """Addresses of peers that were met."""
+        return self.root / "peers.json"
 
     @property
     def store(self) -> Path:

@@ -51,13 +51,13 @@ class Hints:
         """Dial somebody whom `teller` named, where that was not tried just now."""
         if peer in self._met:
             return
-        nearness = _nearness(self._host.dialled(teller))
+        near = nearness(self._host.dialled(teller))
         chosen: list[str] = []
         for address in addresses:
             known = (peer, address) in self._not_before_s
             full = self._by_teller[teller] >= MAX_PER_TELLER or (not known and len(self._not_before_s) >= MAX_HINTED)
             resting = anyio.current_time() < self._not_before_s.get((peer, address), 0.0)
-            if full or resting or _nearness(address) > nearness:
+            if full or resting or nearness(address) > near:
                 continue
             self._by_teller[teller] += 1
             self._not_before_s[peer, address] = float("inf")
@@ -77,8 +77,8 @@ class Hints:
                 self._not_before_s[peer, address] = anyio.current_time() + REST_S
 
 
-def _nearness(address: str | None) -> int:
-    """Return how near an address must be: anywhere, in the same private network, or on this machine."""
+def nearness(address: str | None) -> int:
+    """Return how near an address must be, rising: anywhere, in the same private network, on this machine."""
     parts = (address or "").split("/")
     if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
         return _PUBLIC

@@ -34,6 +34,8 @@ DEADLINE_S = 12.0
 """For one announcement or search."""
 ATTACH_EVERY_S = 5.0
 """How often bootstrap peers that are missing from the routing table are dialled again."""
+KNOWN_AT_ONCE = 8
+"""Peers remembered from earlier that are tried in one go."""
 _SMALLEST_STEP_S = 0.001
 """hivemind keeps the record with the later expiry, so that each of ours must expire after the one before it."""
 
@@ -41,12 +43,21 @@ _SMALLEST_STEP_S = 0.001
 class DhtDirectory:
     """Implements `directory.base.Directory`. Obtained from `open_dht_directory`."""
 
-    def __init__(self, host: HivemindHost, identity: Identity, node: "DHTNode", bootstrap: Sequence[str]) -> None:
+    def __init__(
+        self,
+        host: HivemindHost,
+        identity: Identity,
+        node: "DHTNode",
+        bootstrap: Sequence[str],
+        known: Sequence[str] = (),
+    ) -> None:
         self._host = host
         self._identity = identity
         self._node: Any = node
         self._bootstrap = {PeerId(address.rpartition("/p2p/")[2]): address for address in bootstrap}
         self._bootstrap.pop(host.peer_id, None)
+        self._known = [address for address in known if not address.endswith(f"/p2p/{host.peer_id}")]
+        """Dialled while nobody is in the routing table, a few at a time."""
         self._expires_at: dict[str, float] = {}
 
     @property
@@ -93,6 +104,12 @@ class DhtDirectory:
             self._node.blacklist.clear()
             async with anyio.create_task_group() as tasks:
                 for address in missing:
+                    tasks.start_soon(self._attach_to, address)
+        if not self.peers and self._known:
+            turn, self._known = self._known[:KNOWN_AT_ONCE], self._known[KNOWN_AT_ONCE:] + self._known[:KNOWN_AT_ONCE]
+            self._node.blacklist.clear()
+            async with anyio.create_task_group() as tasks:
+                for address in turn:
                     tasks.start_soon(self._attach_to, address)
         return bool(self.peers)
 
@@ -155,7 +172,12 @@ class DhtDirectory:
 
 @asynccontextmanager
 async def open_dht_directory(
-    host: HivemindHost, identity: Identity, *, client_mode: bool, bootstrap: Sequence[str] = ()
+    host: HivemindHost,
+    identity: Identity,
+    *,
+    client_mode: bool,
+    bootstrap: Sequence[str] = (),
+    known: Sequence[str] = (),
 ) -> AsyncGenerator[DhtDirectory]:
     """Run a DHT node on `host` for the length of the block; one a host.
 
@@ -164,6 +186,7 @@ async def open_dht_directory(
         identity: signs our records.
         client_mode: keep nothing for others; for peers that nobody can dial.
         bootstrap: addresses of DHT peers. None of them need be up: they are tried again every few seconds.
+        known: further addresses, of peers met earlier, for as long as no other peer is there.
 
     """
     from hivemind.dht.node import DHTNode
@@ -182,7 +205,7 @@ async def open_dht_directory(
     node.protocol.storage = BoundedStorage()
     # Others may ask us to cache; that must have a bound as well.
     node.protocol.cache = BoundedStorage()
-    directory = DhtDirectory(host, identity, node, bootstrap)
+    directory = DhtDirectory(host, identity, node, bootstrap, known)
     try:
         async with background_tasks() as tasks:
             await directory.attach()

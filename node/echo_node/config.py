@@ -6,6 +6,7 @@
         runs/<run id>/
             outbox.sqlite     finished work that waits for its verdicts, and the counters
             run.bin head.bin v…/  the run, the highest version trusted, the versions held (see checkpoint.store)
+            peers.json        where peers and the coordinator could be reached lately
             status.json       what `echo-node status` reads
             backend.log       what the sampling process wrote to stderr
 
@@ -109,6 +110,11 @@ class StatePaths:
     def outbox(self) -> Path:
         """Finished work and counters."""
         return self.run_dir / "outbox.sqlite"
+
+    @property
+    def peers(self) -> Path:
+        """Addresses of peers that were met, the coordinator's among them."""
+        return self.run_dir / "peers.json"
 
     @property
     def status(self) -> Path:

@@ -1,14 +1,19 @@
 """The one place that knows which libp2p host and which directory a node runs on."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from echo_node.peers import Peers
+from echo_swarm.clock import Clock
 from echo_swarm.directory.base import Directory
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.bootstrap import OnRetry
+
+MAX_KNOWN_DIALLED = 8
+"""Of the peers met earlier, beside the addresses of the invite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +22,18 @@ class Network:
 
     host: Host
     directory: Directory
+
+
+def coordinator_elsewhere(network: Network, invite: Invite, clock: Clock) -> Callable[[], Awaitable[Sequence[str]]]:
+    """Return what finds the addresses of a coordinator that is not where the invite says: it may have moved."""
+    peers = Peers(
+        host=network.host,
+        directory=network.directory,
+        run_id=invite.run,
+        coordinator=invite.coordinator,
+        clock=clock,
+    )
+    return peers.coordinator_addresses
 
 
 @asynccontextmanager
@@ -28,6 +45,7 @@ async def open_network(
     outbound_only: bool = False,
     patience_s: float = 0.0,
     on_retry: OnRetry | None = None,
+    known: Sequence[str] = (),
 ) -> AsyncGenerator[Network]:
     """Run host and directory for the length of the block. Imports hivemind, which takes some seconds.
 
@@ -38,6 +56,7 @@ async def open_network(
         outbound_only: listen nowhere and keep nothing for others.
         patience_s: how long to try again while no bootstrap address answers.
         on_retry: told why none did, and the seconds until the next try.
+        known: addresses of peers met earlier: one of them is as good as one of the invite's.
 
     Raises:
         BootstrapFailed: no address of the invite answered.
@@ -51,8 +70,12 @@ async def open_network(
     where = () if outbound_only else (tuple(listen) or LISTEN_EVERYWHERE)
     async with (
         open_hivemind_host(
-            identity, listen=where, bootstrap=invite.boot, patience_s=patience_s, on_retry=on_retry
+            identity,
+            listen=where,
+            bootstrap=(*invite.boot, *known[:MAX_KNOWN_DIALLED]),
+            patience_s=patience_s,
+            on_retry=on_retry,
         ) as host,
-        open_dht_directory(host, identity, client_mode=outbound_only, bootstrap=invite.boot) as directory,
+        open_dht_directory(host, identity, client_mode=outbound_only, bootstrap=invite.boot, known=known) as directory,
     ):
         yield Network(host=host, directory=directory)

@@ -1,5 +1,8 @@
 """Learning what the run is, before a backend is chosen for it."""
 
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+
 import anyio
 
 from echo_node.activity import Activity, Part
@@ -13,12 +16,27 @@ from echo_swarm.manifest import CheckpointManifest, RunManifest
 from echo_swarm.transport.base import Host
 
 ANSWER_S = 15.0
+DIAL_S = 5.0
 SHORTEST_ANSWER_S = 2.0
 UNKNOWN_RUN = "unknown_run"
 
 
-async def learn_run(host: Host, invite: Invite, *, clock: Clock, activity: Activity, patience_s: float) -> RunManifest:
+async def _nowhere_else() -> Sequence[str]:
+    return ()
+
+
+async def learn_run(
+    host: Host,
+    invite: Invite,
+    *,
+    clock: Clock,
+    activity: Activity,
+    patience_s: float,
+    elsewhere: Callable[[], Awaitable[Sequence[str]]] = _nowhere_else,
+) -> RunManifest:
     """Return the run's description, as the coordinator has it and the invite's key signed it.
+
+    Where it does not answer, the addresses that `elsewhere` returns are dialled before the next try.
 
     Raises:
         RunNotFound: the coordinator serves another run.
@@ -50,6 +68,10 @@ async def learn_run(host: Host, invite: Invite, *, clock: Clock, activity: Activ
                     "check that the run is started and the invite is current"
                 ) from e
         activity.waits(Part.LINK, "the coordinator", problem)
+        for address in await elsewhere():
+            with contextlib.suppress(PeerUnreachable):
+                if await host.connect(address, timeout_s=DIAL_S) == invite.coordinator:
+                    break
         await anyio.sleep(backoff.next_s())
 
 

@@ -19,7 +19,7 @@ from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths
 from echo_node.display import Display
 from echo_node.hardware import BackendChoice, choose, probe, require_backend
-from echo_node.hosts import Network, open_network
+from echo_node.hosts import Network, coordinator_elsewhere, open_network
 from echo_node.instance import Instance, claim_identity
 from echo_node.introduction import learn_head, learn_run
 from echo_node.node import Node, NodeSeams, Outcome
@@ -27,6 +27,7 @@ from echo_node.signals import Stop, listen
 from echo_node.status import summary_lines
 from echo_node.ticker import Ticker
 from echo_node.wanted import Wanted
+from echo_swarm.checkpoint.known_peers import read_known
 from echo_swarm.clock import Clock, SystemClock
 from echo_swarm.collector import calm_collector
 from echo_swarm.invite import Invite
@@ -73,6 +74,7 @@ async def _take_part(
         outbound_only=config.outbound_only,
         patience_s=config.patience_s,
         on_retry=lambda e, pause_s: display.emit(f"{e}; trying again in {pause_s:.0f} s"),
+        known=read_known(StatePaths(state_dir=config.state_dir, run_id=invite.run).peers),
     ) as network:
         calm_collector()
         patience_s = max(LEAST_PATIENCE_S, config.patience_s - (anyio.current_time() - began_s))
@@ -100,7 +102,14 @@ async def _choose(
 ) -> BackendChoice:
     with ticker.step("asking the coordinator what the run is"):
         activity = Activity(clock, display.emit)
-        run = await learn_run(network.host, invite, clock=clock, activity=activity, patience_s=patience_s)
+        run = await learn_run(
+            network.host,
+            invite,
+            clock=clock,
+            activity=activity,
+            patience_s=patience_s,
+            elsewhere=coordinator_elsewhere(network, invite, clock),
+        )
         head = await learn_head(network.host, invite, clock=clock)
     with ticker.step(f"choosing a backend for {run.name}"):
         # Looked at again: waiting for the coordinator can take long, and memory come and go.

@@ -288,6 +288,7 @@ class Node:
                         self._note_status,
                     ):
                         tasks.start_soon(part)
+                    tasks.start_soon(self._peers.keep_known, self._paths.peers)
                     await self._end.wait()
                     self.activity.doing("leaving")
                     async with told_while_leaving(self.activity.say, self._under_way, limit_s=2 * grace_s + FAREWELL_S):

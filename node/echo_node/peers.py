@@ -2,14 +2,17 @@
 
 import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
 import anyio
+from anyio import to_thread
 
+from echo_swarm.checkpoint.known_peers import remember
 from echo_swarm.clock import Clock
 from echo_swarm.directory.base import Directory, peers_topic
 from echo_swarm.directory.reading import newest_peers
-from echo_swarm.errors import PeerUnreachable
+from echo_swarm.errors import LocalFault, PeerUnreachable
 from echo_swarm.identity import PeerId
 from echo_swarm.records import PeerRecord
 from echo_swarm.transport.base import Host
@@ -22,6 +25,7 @@ REDIAL_S = 60.0
 CONNECTED_S = 60.0
 """A peer that could be dialled is taken to be connected for this long; dialling again is cheap if it is."""
 MAX_ADDRESSES = 4
+KNOWN_EVERY_S = 15.0
 FRESH_S = 2.0
 """How long what the directory said is used again: a download asks every half second."""
 
@@ -60,6 +64,19 @@ class Peers:
         return await self._reachable(
             [peer for peer, record in (await self._records()).items() if (record.held_version or 0) >= version]
         )
+
+    def _met(self) -> list[tuple[str, ...]]:
+        """Return the addresses of the coordinator and of peers that could be dialled, as they said them last."""
+        reached = [peer for peer, (good, _) in self._dialled.items() if good]
+        records = [self._found.get(peer) for peer in (self._coordinator, *reached)]
+        return [record.addresses for record in records if record is not None and record.addresses]
+
+    async def keep_known(self, path: Path) -> None:
+        """Keep those addresses on disk, until cancelled. They are a help for later: no fault of the disk ends it."""
+        while True:
+            await anyio.sleep(KNOWN_EVERY_S)
+            with contextlib.suppress(LocalFault):
+                await to_thread.run_sync(remember, path, self._met(), self._host.addresses)
 
     async def coordinator_addresses(self) -> tuple[str, ...]:
         """Return where the coordinator says that it can be dialled now."""

@@ -4,7 +4,7 @@ import anyio
 from rich.console import Console
 
 from echo_node.bare_errors import bare_errors
-from echo_node.config import NodeConfig
+from echo_node.config import NodeConfig, StatePaths
 from echo_node.display import Display
 from echo_node.hosts import open_network
 from echo_node.instance import Instance, claim_identity
@@ -12,6 +12,7 @@ from echo_node.node import Outcome
 from echo_node.seeder import Seeder, SeederSeams
 from echo_node.signals import Stop, listen
 from echo_node.status import summary_lines
+from echo_swarm.checkpoint.known_peers import read_known
 from echo_swarm.clock import SystemClock
 from echo_swarm.collector import calm_collector
 from echo_swarm.invite import Invite
@@ -40,6 +41,7 @@ async def _seed(config: NodeConfig, invite: Invite, instance: Instance, display:
                 listen=config.listen,
                 patience_s=config.patience_s,
                 on_retry=lambda e, pause_s: display.emit(f"{e}; trying again in {pause_s:.0f} s"),
+                known=read_known(StatePaths(state_dir=config.state_dir, run_id=invite.run).peers),
             ) as network:
                 calm_collector()
                 for address in network.host.addresses:

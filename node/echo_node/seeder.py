@@ -216,6 +216,7 @@ class Seeder:
                     )
                     for part in parts:
                         tasks.start_soon(part)
+                    tasks.start_soon(self._peers.keep_known, self._paths.peers)
                     await self._end.wait()
                     self.activity.doing("leaving")
                     self.heartbeat.be_quiet()

@@ -50,8 +50,10 @@ async def answers(host: str, port: int) -> bool:
 
 
 @asynccontextmanager
-async def open_network(settings: RunSettings, identity: Identity) -> AsyncGenerator[tuple[Host, Directory]]:
-    """Open the host and the DHT node of the coordinator."""
+async def open_network(
+    settings: RunSettings, identity: Identity, known: Sequence[str] = ()
+) -> AsyncGenerator[tuple[Host, Directory]]:
+    """Open the host and the DHT node of the coordinator; `known` are addresses of peers that an earlier start met."""
     from echo_swarm.directory.dht import open_dht_directory
     from echo_swarm.transport.hivemind import open_hivemind_host
 
@@ -61,6 +63,6 @@ async def open_network(settings: RunSettings, identity: Identity) -> AsyncGenera
         open_hivemind_host(
             identity, listen=network.listen, announce=network.announce, bootstrap=network.bootstrap, many_peers=True
         ) as host,
-        open_dht_directory(host, identity, client_mode=False, bootstrap=network.bootstrap) as directory,
+        open_dht_directory(host, identity, client_mode=False, bootstrap=network.bootstrap, known=known) as directory,
     ):
         yield host, directory

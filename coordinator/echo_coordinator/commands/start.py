@@ -21,6 +21,7 @@ from echo_coordinator.coordinator import Coordinator, run_coordinator
 from echo_coordinator.ending import ending_noted
 from echo_coordinator.run_folder import RunFolder
 from echo_swarm.checkpoint.files import write_atomically
+from echo_swarm.checkpoint.known_peers import read_known
 from echo_swarm.clock import SystemClock
 from echo_swarm.collector import calm_collector
 from echo_swarm.directory.base import Directory
@@ -82,7 +83,7 @@ async def _start(folder: RunFolder, settings: RunSettings, identity: Identity, l
         signals.start_soon(_handle_signals, stop)
         with stop.starting:
             async with (
-                open_network(settings, identity) as (host, directory),
+                open_network(settings, identity, read_known(folder.peers)) as (host, directory),
                 _begun(folder, settings, identity, host, directory, take_over) as coordinator,
             ):
                 stop.coordinator = coordinator
