@@ -152,12 +152,13 @@ class Site:
         for part in (
             feed_prompts(state, pool, lambda: None),
             score_completions(state, pool),
-            evaluations.run(),
             self._tick(state),
             self.trainer.publish_as_they_come(),
             self.trainer.run(),
         ):
             crew.start(part)
+        if scenario.eval_every:
+            crew.start(evaluations.run())
 
     async def _tick(self, state: RunState) -> None:
         while True:

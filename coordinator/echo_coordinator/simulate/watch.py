@@ -132,14 +132,14 @@ class Watch:
     def _granted(
         self, core: RunCore, grant: Callable[..., list[LiveLease]], peer: PeerId, **asked: Any
     ) -> list[LiveLease]:
-        book, now = core.leases, asked["now"]
-        before, allowed = book.in_flight(peer), book.pace.allowance(peer, now)
-        granted = grant(peer, **asked)
+        book, granted = core.leases, grant(peer, **asked)
+        if not granted:
+            return granted
         held, most = book.in_flight(peer), core.settings.max_in_flight_per_peer
         if not asked["alone"] or peer in book.pace.on_probation:
-            most = min(most, allowed)
-        if granted and held > max(before, most):
-            _broken("in_flight", f"{self.name_of(peer)} holds {held} after a grant, allowed {most}, before {before}")
+            most = min(most, book.pace.allowance(peer, asked["now"]))
+        if held > most:
+            _broken("in_flight", f"{self.name_of(peer)} holds {held} after a grant of {len(granted)}, allowed {most}")
         return granted
 
     # What is told.

@@ -82,7 +82,7 @@ class RunCore:
         self.work_changed = Signal()
         """Something happened that may give nodes work."""
         self.artifacts = rows.load_versions(connection)
-        """Digests of the artifact files, by published version."""
+        """Digests of the artifact files, by published version, the newest last."""
         self.trained_version = 0
         """Of the newest committed update."""
         self.oldest_version = 0
@@ -99,7 +99,7 @@ class RunCore:
     @property
     def versions(self) -> Versions:
         """Trained and published version."""
-        published = max(self.artifacts, default=None)
+        published = next(reversed(self.artifacts), None)  # Versions only rise, and this is asked for all the time.
         return Versions(trained=max(self.trained_version, published or 0), published=published)
 
     def window(self) -> VersionWindow | None:

@@ -158,18 +158,33 @@ class GroupTable:
 
     by_id: dict[int, Group] = field(default_factory=dict[int, Group])
     dirty: dict[int, Group] = field(default_factory=dict[int, Group])
+    changes: int = 0
+    """Rises whenever a group is added or marked."""
+    _full_at: int = -1
+    """`changes` when no slot was open."""
 
     def add(self, group: Group) -> None:
         """Add a group; ids ascend within each kind."""
         self.by_id[group.group_id] = group
+        self.changes += 1
 
     def mark(self, group: Group) -> None:
         """Note that the database must learn of a change."""
         self.dirty[group.group_id] = group
+        self.changes += 1
 
     def forget(self, group_id: int) -> None:
         """Let go of a group that is consumed or dropped."""
         self.by_id.pop(group_id, None)
+
+    def has_open_slots(self) -> bool:
+        """Whether there is anything to lease. Of hundreds of nodes that a change wakes, only the first one looks."""
+        if self._full_at != self.changes:
+            active = (group for group in self.by_id.values() if group.state is GroupState.ACTIVE)
+            if any(slot.state is SlotState.OPEN for group in active for slot in group.slots):
+                return True
+            self._full_at = self.changes
+        return False
 
     def of_kind(self, kind: Kind) -> Iterator[Group]:
         """Iterate over the groups of a kind, oldest first."""

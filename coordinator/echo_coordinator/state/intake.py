@@ -215,6 +215,7 @@ class Intake:
         def undone() -> None:
             for lease, group, trajectory in plan.stored:
                 _undo(group, lease, trajectory.member)
+                self._groups.mark(group)
             for lease, member in plan.judged:
                 lease.verdicts.pop(member, None)
             self._count(peer, plan.counted, -1)

@@ -128,7 +128,7 @@ class LeaseBook:
         """
         left = self.share(peer, capacity=capacity, tokens_per_s=tokens_per_s, alone=alone, now=now)
         granted: list[LiveLease] = []
-        if left <= 0:
+        if left <= 0 or not self._groups.has_open_slots():
             return granted
         pieces = list(self._pieces(peer, left, alone, now))
         waits = self._updates_before() if pieces else {}
@@ -190,7 +190,7 @@ class LeaseBook:
         """
         overdue = [lease for lease in self._leases.values() if lease.outstanding and now >= lease.deadline]
         if not alone:
-            starving = not any(group.members(SlotState.OPEN) for group in self._candidates())
+            starving = not self._groups.has_open_slots()
             stuck = [lease for peer in self._of_peer for lease in self._stuck(peer, now, starving)]
             overdue += [lease for lease in stuck if now < lease.deadline]
         for peer in {lease.peer: None for lease in overdue}:
