@@ -59,7 +59,7 @@ class Progress:
         swarm, work, trainer = self._scenario.swarm, self._scenario.work, self._scenario.trainer
         speed = ENOUGH * sum(node.place.speed for node in self._honest)
         tokens = min(swarm.tokens, work.max_tokens)
-        slowest_s = min(4 * swarm.tokens, work.max_tokens) * swarm.places / min(swarm.speed)
+        slowest_s = min(4 * swarm.tokens, work.max_tokens) * swarm.places / min(swarm.speeds or swarm.speed)
         batch_s = work.groups_per_update * work.group_size * tokens / max(speed, 1e-9) + slowest_s
         hold_s = 2 * PATIENCE * max(work.lease_target_s, slowest_s) + work.lease_s + 2 * BEATS_TO_LIVE * work.beat_s
         steps_s = trainer.step_s + trainer.publish_s + swarm.fetch_s + swarm.load_s

@@ -140,6 +140,8 @@ class SimSampler:
 
 def speed_of(swarm: Swarm, index: int) -> float:
     """Return the tokens a second of a node: evenly spread between the bounds on a logarithmic scale."""
+    if swarm.speeds:
+        return swarm.speeds[index % len(swarm.speeds)]
     low, high = map(log, swarm.speed)
     share = index / (swarm.nodes - 1) if swarm.nodes > 1 else 0.5
     return exp(low + share * (high - low))

@@ -52,6 +52,9 @@ class Faults(_Part):
     """Standard deviation of the rate of nodes' clocks."""
     disk_s: Duration = 0.0
     """Mean time of a commit of the coordinator."""
+    full_disks: float = 0.0
+    """How often the coordinator's disk takes no write, for `down_s` on average. What cannot go on without ends the
+    process, and it is started again."""
     liars: dict[LiarKind, int] = Field(default_factory=dict[LiarKind, int])
     """How many of the nodes lie, and how."""
 
@@ -63,6 +66,8 @@ class Swarm(_Part):
     speed: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (50.0, 200.0)
     """Tokens a second of the slowest and the fastest, all places together; the others lie evenly between, on a
     logarithmic scale."""
+    speeds: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    """Of each node, instead of `speed`."""
     places: Annotated[int, Field(ge=1, le=4096)] = 8
     """Completions that a node samples at once."""
     tokens: Annotated[float, Field(gt=0)] = 200.0

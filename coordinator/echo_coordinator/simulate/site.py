@@ -5,7 +5,7 @@ import random
 import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from sqlite3 import Connection
+from sqlite3 import Connection, OperationalError
 from typing import Any
 
 from echo_coordinator.config import EvaluationSection
@@ -24,6 +24,7 @@ from echo_coordinator.state.database import open_database
 from echo_coordinator.state.probe_settings import ProbeSettings
 from echo_coordinator.state.run_state import RunFacts, RunState, open_run
 from echo_coordinator.state.service import Published, WorkService
+from echo_swarm.errors import LocalFault
 from echo_swarm.identity import PeerId
 from echo_swarm.wire import Message
 
@@ -63,6 +64,9 @@ class Site:
         """Of the trainer, in lives that have ended."""
         self.waited_s: dict[str, float] = {}
         self._path = folder / "life0.db"
+        self.disk_is_full = False
+        self.ended_by_disk = asyncio.Event()
+        """A part of the process could not go on without the disk; whoever waits starts it again."""
 
     @property
     def life(self) -> int | None:
@@ -72,8 +76,14 @@ class Site:
     def begin(self) -> None:
         """Start a process on what the last one left on disk."""
         self.lives += 1
-        self._crew, self._killed = Crew(self._failed), asyncio.Event()
+        self._crew, self._killed = Crew(self._part_failed), asyncio.Event()
         self._host = Crew(self._failed).start(self._live())
+
+    def _part_failed(self, error: BaseException) -> None:
+        if isinstance(error, LocalFault) and self.disk_is_full:
+            self.ended_by_disk.set()
+        else:
+            self._failed(error)
 
     async def kill(self) -> None:
         """End the process where it stands; what is committed now is all that its successor finds."""
@@ -169,6 +179,8 @@ class Site:
     async def _commit(self, connection: Connection) -> None:
         if self._scenario.faults.disk_s:
             await asyncio.sleep(self._draws.expovariate(1 / self._scenario.faults.disk_s))
+        if self.disk_is_full:
+            raise OperationalError("the simulated disk is full")
         connection.execute("COMMIT")
 
     def _make_database(self) -> None:

@@ -25,7 +25,7 @@ from echo_coordinator.simulate.scenario import Scenario
 from echo_coordinator.simulate.truth import Truth
 from echo_coordinator.state.batch import Batch
 from echo_coordinator.state.core import RunCore
-from echo_coordinator.state.groups import Group, SlotState
+from echo_coordinator.state.groups import Group, Slot, SlotState
 from echo_coordinator.state.leases import Dropped, LiveLease
 from echo_coordinator.state.roster import BEATS_TO_LIVE
 from echo_coordinator.state.run_state import RunState
@@ -59,6 +59,8 @@ class _Account:
     gone: int = 0
     """Accepted and let go of with their groups."""
     taken_back: int = 0
+    limbo: list[Slot] = field(default_factory=list[Slot])
+    """Of groups that were let go of while these were being written; a write that fails takes its work away."""
 
 
 @dataclass(slots=True)
@@ -117,7 +119,9 @@ class Watch:
     def _let_go(self, core: RunCore, let_go: Callable[[int], None], group_id: int) -> None:
         group = core.groups.by_id.get(group_id)
         if group is not None and self.account is not None:
-            self.account.gone += _works(group)
+            storing = [slot for slot in group.slots if slot.state is SlotState.STORING]
+            self.account.gone += _works(group) - len(storing)
+            self.account.limbo.extend(storing)
             for member in range(len(group.slots)):
                 self.acknowledged.pop((group_id, member), None)
         let_go(group_id)
@@ -231,12 +235,13 @@ class Watch:
 
     def _conserved(self, state: RunState, account: _Account) -> None:
         accepted, buffered = state.accepted(), _buffered(state.core)
-        known = account.before + account.gone + account.taken_back + buffered
+        limbo = sum(slot.work is not None for slot in account.limbo)
+        known = account.before + account.gone + account.taken_back + buffered + limbo
         if accepted != known:
             _broken(
                 "conserved",
                 f"{accepted} accepted, but {account.before} before + {account.gone} let go + {account.taken_back} "
-                f"taken back + {buffered} buffered = {known}",
+                f"taken back + {buffered} buffered + {limbo} in limbo = {known}",
             )
 
     def _monotonic(self, core: RunCore) -> None:

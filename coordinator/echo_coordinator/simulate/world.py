@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,6 +126,8 @@ class World:
         self._by_peer = {node.peer: node for node in self.nodes}
         self.progress = Progress(scenario, self.nodes, self.site, self.network)
         self.watch.on_progress = self.progress.made
+        self._repairs = asyncio.Lock()
+        """Held by whoever ends and starts the coordinator's process."""
         self._now_s = 0.0
         self._figures: Figures | None = None
 
@@ -219,6 +222,8 @@ class World:
                 self._crew.start(self._mortal(node, self._draws(f"death {node.place.index}")))
         if faults.partitions:
             self._crew.start(self._partitions(self._draws("partitions")))
+        if faults.full_disks:
+            self._crew.start(self._full_disks(self._draws("disk")))
         if faults.crashes:
             self._crew.start(self._crashes(self._draws("crashes")))
 
@@ -247,13 +252,33 @@ class World:
             await asyncio.sleep(draws.expovariate(1 / faults.partition_s))
             self.network.cut_off = set()
 
+    async def _full_disks(self, draws: random.Random) -> None:
+        faults, site = self.scenario.faults, self.site
+        while True:
+            await asyncio.sleep(draws.expovariate(faults.full_disks / 3600))
+            await self._repairs.acquire()
+            site.disk_is_full = True
+            self.journal.note(_now(), "disk full")
+            until = _now() + draws.expovariate(1 / faults.down_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(site.ended_by_disk.wait(), until - _now())
+                await site.kill()
+            await asyncio.sleep(until - _now())
+            site.disk_is_full = False
+            site.ended_by_disk.clear()
+            if site.life is None:
+                site.begin()
+            self._repairs.release()
+
     async def _crashes(self, draws: random.Random) -> None:
         faults = self.scenario.faults
         while True:
             await asyncio.sleep(draws.expovariate(faults.crashes / 3600))
+            await self._repairs.acquire()
             await self.site.kill()
             await asyncio.sleep(draws.expovariate(1 / faults.down_s))
             self.site.begin()
+            self._repairs.release()
 
 
 def _now() -> float:
