@@ -41,8 +41,8 @@ def main() -> None:
     seeds, minutes = (10, 1.0) if asked.quick else (asked.seeds, asked.minutes)
     figures = {
         "sweep": sweep(range(asked.first, asked.first + seeds), minutes),
-        "speed": [speed(faults, 0.02 if asked.quick else 1.0) for faults in ("none", "home")],
-        "fidelity": fidelity(20.0 if asked.quick else 120.0),
+        "speed": [speed(faults, 0.02 if asked.quick else 0.25) for faults in ("none", "home")],
+        "fidelity": fidelity(20.0 if asked.quick else 60.0),
     }
     if asked.quick:
         print(json.dumps(figures, indent=2))

@@ -6,14 +6,13 @@ head ─► Held ─► versions
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Collection
 from typing import Any, cast
 
 from echo_coordinator.simulate.crew import Crew
 from echo_coordinator.simulate.held import Held
 from echo_coordinator.simulate.link import CALL_TIMEOUT_S, SimLink
-from echo_coordinator.simulate.place import Entry, Place
+from echo_coordinator.simulate.place import Disk, Entry, Place
 from echo_coordinator.simulate.sampler import Made, SimSampler
 from echo_coordinator.simulate.truth import artifact, completion, logprobs
 from echo_node.lease_book import LeaseBook
@@ -32,8 +31,9 @@ MAX_PER_SUBMISSION = 32
 class Life:
     """One process of a node."""
 
-    def __init__(self, place: Place, identity: Identity, outbox: deque[Entry], crew: Crew) -> None:
-        self.place, self.identity, self.outbox, self.crew = place, identity, outbox, crew
+    def __init__(self, place: Place, identity: Identity, disk: Disk, crew: Crew) -> None:
+        self.place, self.identity, self.disk, self.crew = place, identity, disk, crew
+        self.outbox = disk.outbox
         self.clock = place.clock
         self.began = _now()
         self.book = LeaseBook()
@@ -216,22 +216,25 @@ class Life:
             entry.sent = True
             pause_s = await self._push_once(entry)
             if pause_s is None:
-                outbox.popleft()
                 self._changed.set()
             else:
                 await asyncio.sleep(pause_s)
 
     async def _push_once(self, entry: Entry) -> float | None:
-        """Return how long to wait before it is pushed again, None if it has its verdicts."""
+        """Return how long to wait before it is pushed again, None if it has left the outbox."""
         try:
             reply = cast(PushReply, await self.link.call("push", Push(envelope=entry.envelope), PUSH_TIMEOUT_S))
         except PeerUnreachable:
             return 0.0
         except RemoteError as e:
-            return 1.0 if e.code == "unavailable" else None
+            if e.code == "unavailable":
+                return 1.0
+            self.disk.settle(entry, 0)
+            return None
         self.held.hear(reply.head_version)
         if not reply.verdicts:
             return max(0.1, reply.retry_after_s)
+        self.disk.settle(entry, sum(verdict.reason == "accepted" for verdict in reply.verdicts))
         behaviour = self.place.behaviour
         if behaviour.kind and all(verdict.reason == "accepted" for verdict in reply.verdicts):
             extra = behaviour.pushes_beside(self.identity, self.place.run_id, entry.submission, entry.envelope)

@@ -2,11 +2,10 @@
 
 import asyncio
 import hashlib
-from collections import deque
 
 from echo_coordinator.simulate.crew import Crew
 from echo_coordinator.simulate.life import Life
-from echo_coordinator.simulate.place import Entry, Place
+from echo_coordinator.simulate.place import Disk, Place
 from echo_swarm.identity import Identity
 
 
@@ -18,7 +17,7 @@ class SimNode:
         self.place = place
         self.identity = Identity.from_seed(hashlib.sha256(b"simulated node %d" % place.index).digest())
         self.peer = self.identity.peer_id
-        self.outbox: deque[Entry] = deque()
+        self.disk = Disk()
         self.dropped_stale = 0
         self.busy_s = 0.0
         """Of all places of all processes before this one."""
@@ -40,7 +39,7 @@ class SimNode:
     def begin(self, crew: Crew) -> None:
         """Start a process."""
         self.dead_since = None
-        self._life = Life(self.place, self.identity, self.outbox, crew)
+        self._life = Life(self.place, self.identity, self.disk, crew)
 
     def die(self) -> None:
         """Lose everything that is not on disk."""

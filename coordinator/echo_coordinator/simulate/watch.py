@@ -7,6 +7,7 @@ Told by `site` and `trainer` what was answered, taken, trained and published, it
 - `trained_once`    no completion is in two updates
 - `fresh`           nothing trained is older than max_staleness; in the sequential mode nothing is older at all
 - `no_lies`         no lie that the rules can see is accepted; no completion is counted twice
+- `told`            what honest nodes were told is what is counted for them, but for what they still have to hear
 - `leases`          each leased slot has one lease that holds it, and the other way round
 - `deadlines`       no lease outlives its deadline, nor its dead peer
 - `in_flight`       a grant stays within the peer's allowance and the run's limits
@@ -15,7 +16,7 @@ Told by `site` and `trainer` what was answered, taken, trained and published, it
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -72,6 +73,8 @@ class Watch:
     truth: Truth
     dead_since: Callable[[PeerId], float | None]
     name_of: Callable[[PeerId], str]
+    told: Callable[[], Iterator[tuple[PeerId, int, int]]]
+    """Honest peers: acceptances that they were told of, and completions that they sent and know nothing of."""
     every_step: bool
     """Whether all is looked at after each answer; else once a second."""
     account: _Account | None = None
@@ -218,6 +221,10 @@ class Watch:
 
     def ticked(self, state: RunState) -> None:
         """Leases and peers have expired."""
+        for peer, told, unsettled in self.told():
+            counted = state.accepted(peer)
+            if not told <= counted <= told + unsettled:
+                _broken("told", f"{counted} counted for {self.name_of(peer)}, told of {told}, {unsettled} open")
         self.step(state)
 
     # What is looked at.

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,7 @@ class World:
             truth=self._truth,
             dead_since=self._dead_since,
             name_of=lambda peer: self._names.get(peer, peer),
+            told=self._told,
             every_step=every_step,
         )
         self.site = Site(
@@ -182,6 +184,11 @@ class World:
     def _dead_since(self, peer: PeerId) -> float | None:
         node = self._by_peer.get(peer)
         return None if node is None else node.dead_since
+
+    def _told(self) -> Iterator[tuple[PeerId, int, int]]:
+        for node in self.nodes:
+            if node.place.behaviour.kind is None:
+                yield node.peer, node.disk.accepted, node.disk.unsettled
 
     def _kinds(self) -> dict[int, LiarKind]:
         liars: list[LiarKind] = [kind for kind, count in self.scenario.faults.liars.items() for _ in range(count)]
