@@ -26,6 +26,8 @@ from echo_coordinator.simulate.world import simulate
 from echo_coordinator.state.audit_settings import AuditSettings
 from echo_coordinator.state.work_settings import WorkSettings
 
+WARM_UP = 2
+"""Updates before the window that both sides count, which runs from the end of one update to the end of another."""
 TOKENS_A_SECOND = 100.0
 """Of one place; a completion's length stands for its time, so any value does."""
 
@@ -56,6 +58,7 @@ def sweep(seeds: range, minutes: float) -> dict[str, Any]:
     """Simulate each seed and return what was looked at and what broke."""
     began, steps, events, updates, trained = time.process_time(), 0, 0, 0, 0
     verdicts: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
     for seed in seeds:
         outcome = simulate(drawn_scenario(seed, duration_s=60 * minutes))
@@ -63,6 +66,8 @@ def sweep(seeds: range, minutes: float) -> dict[str, Any]:
         if outcome.figures is not None:
             updates, trained = updates + outcome.figures.updates, trained + outcome.figures.trained
             verdicts.update(outcome.figures.verdicts)
+            dropped.update({f"group: {cause}": n for cause, n in outcome.figures.dropped_groups.items()})
+            dropped.update({f"slot: {cause}": n for cause, n in outcome.figures.dropped_slots.items()})
         if outcome.failure is not None:
             small = shrink(outcome)
             assert small.failure is not None
@@ -80,6 +85,7 @@ def sweep(seeds: range, minutes: float) -> dict[str, Any]:
         "updates": updates,
         "completions_trained": trained,
         "verdicts": dict(verdicts.most_common()),
+        "dropped": dict(dropped.most_common()),
         "failures": failures,
     }
 
@@ -136,9 +142,10 @@ def _beside(name: str, slower: float, real: dict[str, Any], seconds: float) -> d
         ),
         audits=AuditSettings(share=0.0),
     )
-    figures = simulate(scenario, every_step=False).figures
+    outcome = simulate(scenario, every_step=False)
+    figures, ends = outcome.figures, outcome.updated_at_s[WARM_UP - 1 :]
     assert figures is not None
-    per_minute = figures.updates_per_hour / 60
+    per_minute = 60 * (len(ends) - 1) / (ends[-1] - ends[0])
     return {
         "max_staleness": bound,
         "busy_measured": real["status_busy_share"],

@@ -43,7 +43,7 @@ class Progress:
         """Call about once a second. Raises Broken."""
         now = asyncio.get_running_loop().time()
         passed_s, self._looked_at = now - self._looked_at, now
-        if self._site.life is None or not self._honest:
+        if self._site.state is None or self._site.state.core.paused or not self._honest:
             return
         there = sum(n.is_connected and n.place.index not in self._network.cut_off for n in self._honest)
         if there < ENOUGH * len(self._honest):

@@ -52,6 +52,8 @@ class Faults(_Part):
     """Standard deviation of the rate of nodes' clocks."""
     disk_s: Duration = 0.0
     """Mean time of a commit of the coordinator."""
+    pauses: float = 0.0
+    """How often the run's owner pauses it, for `down_s` on average."""
     full_disks: float = 0.0
     """How often the coordinator's disk takes no write, for `down_s` on average. What cannot go on without ends the
     process, and it is started again."""

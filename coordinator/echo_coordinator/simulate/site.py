@@ -99,6 +99,17 @@ class Site:
             file.unlink()
         self._path = left
 
+    async def set_paused(self, paused: bool) -> bool:
+        """Have the owner pause the run, or resume it. Returns whether the process took it in and lived on."""
+        state, life = self.state, self.life
+        if state is None:
+            return False
+        try:
+            await state.set_paused(paused)
+        except LocalFault:
+            return False
+        return self.life == life
+
     async def end(self) -> None:
         """Close at the end of the simulation."""
         if self._host is not None and self.state is not None:

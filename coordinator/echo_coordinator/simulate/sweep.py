@@ -83,6 +83,7 @@ def _faults(draws: random.Random, nodes: int) -> Faults:
         absent_s=draws.choice((5.0, 60.0)),
         crashes=some(30, 120),
         down_s=draws.choice((0.5, 10.0)),
+        pauses=some(20),
         full_disks=some(30, 100),
         trainer_failures=some(0.1, 0.3),
         unscorable=some(0.01, 0.1),

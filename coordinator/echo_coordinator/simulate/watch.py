@@ -86,6 +86,8 @@ class Watch:
     """(group, member) → version of the batch that consumed it."""
     highest: tuple[int, int] = (0, -1)
     """Trained and published version."""
+    updated_at: list[float] = field(default_factory=list[float])
+    """When updates were entered into the ledger."""
     steps: int = 0
     on_progress: Callable[[], None] = lambda: None
 
@@ -205,6 +207,7 @@ class Watch:
                 if key in self.used:
                     _broken("trained_once", f"{key} was in the batch of version {self.used[key]} and {batch.version}")
                 self.used[key] = batch.version
+        self.updated_at.append(_now())
         self.journal.note(_now(), f"trained version {batch.version + 1}")
         self.on_progress()
         self.step(state)

@@ -65,6 +65,8 @@ class Outcome:
     """How often all invariants were looked at."""
     events: int
     """Lines of the journal."""
+    updated_at_s: tuple[float, ...]
+    """When each update was in the ledger."""
 
 
 def simulate(scenario: Scenario, *, every_step: bool = True) -> Outcome:
@@ -171,6 +173,7 @@ class World:
             wall_s=wall_s,
             steps=self.watch.steps,
             events=self.journal.lines,
+            updated_at_s=tuple(self.watch.updated_at),
         )
 
     def fail(self, error: BaseException) -> None:
@@ -229,6 +232,8 @@ class World:
                 self._crew.start(self._mortal(node, self._draws(f"death {node.place.index}")))
         if faults.partitions:
             self._crew.start(self._partitions(self._draws("partitions")))
+        if faults.pauses:
+            self._crew.start(self._pauses(self._draws("pauses")))
         if faults.full_disks:
             self._crew.start(self._full_disks(self._draws("disk")))
         if faults.crashes:
@@ -258,6 +263,19 @@ class World:
             self.journal.note(_now(), f"{count} nodes are cut off")
             await asyncio.sleep(draws.expovariate(1 / faults.partition_s))
             self.network.cut_off = set()
+
+    async def _pauses(self, draws: random.Random) -> None:
+        faults, site = self.scenario.faults, self.site
+        while True:
+            await asyncio.sleep(draws.expovariate(faults.pauses / 3600))
+            for paused in (True, False):
+                while True:
+                    if await site.set_paused(paused):
+                        break
+                    await asyncio.sleep(1.0)
+                self.journal.note(_now(), f"paused: {paused}")
+                if paused:
+                    await asyncio.sleep(draws.expovariate(1 / faults.down_s))
 
     async def _full_disks(self, draws: random.Random) -> None:
         faults, site = self.scenario.faults, self.site

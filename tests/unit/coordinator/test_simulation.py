@@ -17,6 +17,7 @@ from echo_coordinator.simulate.sweep import drawn_scenario
 from echo_coordinator.simulate.virtual_time import NothingLeft, run_virtually
 from echo_coordinator.simulate.world import Outcome, simulate
 from echo_coordinator.state import groups, intake, intake_rules, selection, updates
+from echo_coordinator.state.counters import Counters
 from echo_coordinator.state.leases import LeaseBook
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.errors import UsageError
@@ -168,6 +169,18 @@ def test_a_grant_beyond_the_allowance_is_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(LeaseBook, "share", lambda self, peer, capacity, tokens_per_s, alone, now: capacity)
     failure = broken(in_hostile_hands(liars={"hoarder": 1})).failure
     assert failure and failure.invariant == "in_flight"
+
+
+def test_an_acceptance_that_is_not_counted_for_its_node_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Counters.add
+
+    def forgetful(self: Counters, scope: str, name: str, count: int = 1) -> None:
+        if not (scope.startswith("12D3") and self.get(scope, name) == 5):
+            real(self, scope, name, count)
+
+    monkeypatch.setattr(Counters, "add", forgetful)
+    failure = broken(small()).failure
+    assert failure and failure.invariant == "told"
 
 
 def test_an_update_that_is_not_written_down_is_found_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
