@@ -46,6 +46,7 @@ BENCHMARKS: tuple[tuple[str, tuple[str, ...], tuple[Need, ...]], ...] = (
     ("node_throughput", ("--model", str(MODEL)), (smollm2,)),
     ("intake", (), ()),
     ("async_utilisation", (), ()),
+    ("simulate_sweep", (), ()),
     ("compare_trl", (), ()),
     ("distribution", (), (links,)),
     ("chaos_distribution", (), ()),
