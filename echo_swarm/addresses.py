@@ -37,6 +37,25 @@ def peer_address(text: str) -> str:
     return text
 
 
+def network_of(address: str) -> str:
+    """Return what machines that share a connection have in common: an IPv4 address, or the /64 of an IPv6 one.
+
+    Empty for what says nothing about who is there: loopback, relays, names, and what is no multiaddress.
+    """
+    parts = address.split("/")
+    if len(parts) < 3 or parts[1] not in ("ip4", "ip6") or "p2p-circuit" in parts:
+        return ""
+    try:
+        found = ipaddress.ip_address(parts[2].partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(found, ipaddress.IPv6Address):
+        found = found.ipv4_mapped or found
+    if found.is_loopback:
+        return ""
+    return str(found) if found.version == 4 else str(ipaddress.ip_network((found, 64), strict=False))
+
+
 def _is_host(kind: str, host: str) -> bool:
     if kind.startswith("dns"):
         return re.fullmatch(r"[A-Za-z0-9_.-]{1,253}", host) is not None

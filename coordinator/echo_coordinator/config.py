@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.state.audit_settings import AuditSettings
 from echo_coordinator.state.probe_settings import ProbeSettings
+from echo_coordinator.state.standing_settings import StandingSettings
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_coordinator.trainer.settings import (
     LoraSettings,
@@ -138,6 +139,7 @@ class RunSettings(_Section):
     evaluation: EvaluationSection = EvaluationSection()
     probes: ProbeSettings = ProbeSettings()
     audits: AuditSettings = AuditSettings()
+    standing: StandingSettings = StandingSettings()
     publish: PublishSection = PublishSection()
     network: NetworkSection = NetworkSection()
 

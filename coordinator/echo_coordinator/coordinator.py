@@ -52,7 +52,7 @@ from echo_swarm.checkpoint.files import write_atomically
 from echo_swarm.checkpoint.rate import bytes_per_s
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
-from echo_swarm.clock import SystemClock
+from echo_swarm.clock import Clock, SystemClock
 from echo_swarm.directory.base import Directory
 from echo_swarm.errors import EchoError, LocalFault
 from echo_swarm.identity import Identity
@@ -152,12 +152,11 @@ async def run_coordinator(
     """
     clock = SystemClock()
     children = children or real_children(folder, settings)
-    facts = run_facts(folder, settings)
     run_manifest = write_run_manifest(folder, settings, identity, clock)
     store = VersionStore(folder.store, settings.run.id)
     store.save_run(run_manifest)
     async with (
-        open_run(folder.database, settings.work, facts, clock, settings.probes, settings.audits) as state,
+        _open_state(folder, settings, clock) as state,
         children.open_scorers() as pool,
         _blob_server(host, store, settings) as blobs,
     ):
@@ -168,7 +167,7 @@ async def run_coordinator(
         coordinator = _assemble(folder, settings, identity, host, children, state, pool, publishing, blobs, fence)
 
         server = RpcServer(host, WORK_PROTOCOL, max_request_bytes=MAX_REQUEST_BYTES)
-        _work_service(coordinator, publishing, run_manifest).register(server)
+        _work_service(coordinator, publishing, run_manifest, host).register(server)
         await coordinator.reporter.refresh()
         async with server, anyio.create_task_group() as tasks:
             # Closed before the tasks are cancelled: a wait cancelled in closing would hide what the block raised.
@@ -186,18 +185,22 @@ async def run_coordinator(
             tasks.cancel_scope.cancel()
 
 
-def _work_service(coordinator: Coordinator, publishing: Publishing, run_manifest: bytes) -> WorkService:
-    fence = coordinator.fence
+def _work_service(coordinator: Coordinator, publishing: Publishing, run_manifest: bytes, host: Host) -> WorkService:
+    fence, hear = coordinator.fence, coordinator.fence.hear
 
     def published() -> Published:
         head = publishing.head
-        head_manifest = None if head is None else head.raw
-        return Published(run_manifest=run_manifest, head_manifest=head_manifest, epoch=fence.raw)
+        return Published(run_manifest=run_manifest, head_manifest=head and head.raw, epoch=fence.raw)
 
     def status() -> dict[str, Any]:
         return coordinator.reporter.status().model_dump(mode="json")
 
-    return WorkService(coordinator.state, published=published, status=status, hear_epoch=fence.hear)
+    return WorkService(coordinator.state, published=published, status=status, hear_epoch=hear, seen_at=host.seen_at)
+
+
+def _open_state(folder: RunFolder, settings: RunSettings, clock: Clock) -> AbstractAsyncContextManager[RunState]:
+    facts, limits = run_facts(folder, settings), settings.standing
+    return open_run(folder.database, settings.work, facts, clock, settings.probes, settings.audits, limits)
 
 
 def _check_whole(folder: RunFolder, store: VersionStore, state: RunState) -> None:

@@ -49,6 +49,10 @@ class Host(Protocol):
         """Return the address at which `connect` last reached a peer; None when it came to us or was found otherwise."""
         ...
 
+    def seen_at(self, peer: PeerId) -> str | None:
+        """Return the multiaddress that a peer's newest stream to us came from; None if that is not known (any more)."""
+        ...
+
     async def connect(self, address: str, *, timeout_s: float) -> PeerId:
         """Dial a multiaddress that ends in /p2p/<peer id>, so that `open_stream` to that peer works.
 

@@ -49,6 +49,9 @@ _STOP_S = 3.0
 _HANDSHAKE_S = 10.0
 """For p2pd, on this machine, to say whose stream it hands us."""
 
+_MAX_SEEN = 8192
+"""Peers whose addresses are remembered; identities cost nothing."""
+
 use_hivemind_log_handler("nowhere")
 logging.getLogger("hivemind").setLevel(logging.WARNING)
 
@@ -68,6 +71,8 @@ class Daemon(P2P):
         self._socket_path = str(folder / "d.sock")
         self._daemon_listen_maddr = Multiaddr(f"/unix{self._socket_path}")
         self._client_listen_maddr = Multiaddr(f"/unix{folder / 'c.sock'}")
+        self._seen: dict[PeerId, bytes] = {}
+        """Encoded addresses that peers' newest streams came from."""
         self._server: asyncio.Server | None = None
         self._process: asyncio.subprocess.Process | None = None
 
@@ -188,6 +193,20 @@ class Daemon(P2P):
             raise
         return response, HivemindStream(reader, writer)
 
+    def seen_at(self, peer: PeerId) -> str | None:
+        """Return the address that a peer's newest stream came from."""
+        encoded = self._seen.get(peer)
+        try:
+            return None if not encoded else str(multiaddr.Multiaddr(encoded))
+        except ValueError:
+            return None
+
+    def _note_address(self, peer: PeerId, encoded: bytes) -> None:
+        self._seen.pop(peer, None)
+        self._seen[peer] = encoded
+        if len(self._seen) > _MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # No coroutine function: asyncio would run it in a task that nobody owns.
         self._tasks.start_soon(self._run_handler, reader, writer)
@@ -199,8 +218,9 @@ class Daemon(P2P):
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
                 await read_pbmsg_safe(reader, info)
-            handler = self._handlers[info.proto]
-            await handler(stream, PeerId(PeerID(info.peer).to_base58()))
+            handler, peer = self._handlers[info.proto], PeerId(PeerID(info.peer).to_base58())
+            self._note_address(peer, bytes(info.addr))
+            await handler(stream, peer)
             clean = True
         except (OSError, EOFError, TimeoutError, KeyError) as e:
             logger.debug("an incoming stream was lost before it began: %r", e)

@@ -102,6 +102,10 @@ class HivemindHost:
         """Return the address at which `connect` last reached a peer."""
         return self._remembered.get(peer)
 
+    def seen_at(self, peer: PeerId) -> str | None:
+        """Return the multiaddress that a peer's newest stream to us came from; see the seam."""
+        return self.daemon.seen_at(peer)
+
     async def connect(self, address: str, *, timeout_s: float) -> PeerId:
         """Dial a multiaddress that ends in /p2p/<peer id>; see the seam."""
         where, _, name = address.rpartition("/p2p/")

@@ -50,6 +50,8 @@ class MemoryNetwork:
         self.loss = loss
         self.delay_s = delay_s
         self.duplicate_calls = duplicate_calls
+        self.seen_at: dict[PeerId, str] = {}
+        """Addresses that peers seem to come from; none by default."""
         self._seed = seed
         self._sleep = sleep
         self._now = now
@@ -197,6 +199,10 @@ class MemoryHost:
     def dialled(self, peer: PeerId) -> str | None:
         """Return the address at which `connect` last reached a peer."""
         return self._dialled.get(peer)
+
+    def seen_at(self, peer: PeerId) -> str | None:
+        """Return what `MemoryNetwork.seen_at` says of a peer."""
+        return self._network.seen_at.get(peer)
 
     async def connect(self, address: str, *, timeout_s: float) -> PeerId:
         """Dial `/memory/<n>/p2p/<peer id>`. Raises PeerUnreachable at once."""

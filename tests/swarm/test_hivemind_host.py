@@ -204,6 +204,9 @@ async def test_a_peer_that_restarts_on_its_port_is_reached_by_the_next_calls() -
                     async with RpcServer(coordinator, PROTOCOL, max_request_bytes=1000) as server:
                         server.method("echo", echo)
                         assert await _call_until_answered(client) == {"n": 1}
+                        seen = coordinator.seen_at(node.peer_id)
+                        assert seen is not None and seen.startswith("/ip4/127.0.0.1/tcp/")
+                        assert coordinator.seen_at(Identity.generate().peer_id) is None
                 with pytest.raises(PeerUnreachable):
                     await client.call("echo", {"n": 1}, timeout_s=2)
 

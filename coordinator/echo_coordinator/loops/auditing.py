@@ -8,7 +8,6 @@ from pathlib import Path
 from echo_coordinator.loops.probing import ProbedTrainer
 from echo_coordinator.state.audit_rules import AGAINST, AuditVerdict, Finding, Recomputed, find
 from echo_coordinator.state.audits import Share, worst
-from echo_coordinator.state.groups import GroupState
 from echo_coordinator.state.rows import StoredTrajectory
 from echo_coordinator.state.run_state import RunState
 from echo_coordinator.trainer.probe_job import ProbeJob, ProbeRefused, ProbeText, ProbeValues
@@ -39,7 +38,7 @@ class Auditing:
         """
         core, audits = self._state.core, self._state.audits
         began = core.clock.monotonic_s()
-        free = core.groups.count("train", GroupState.READY) < core.settings.groups_per_update
+        free = not core.selector.has_batch(core.groups)
         if not audits.pending() or core.paused or not (free or audits.budget.allows(began)):
             return False
         share = await audits.next()

@@ -132,4 +132,4 @@ async def tick(state: RunState) -> None:
     """Let leases and silent peers expire, until cancelled."""
     while True:
         await anyio.sleep(1.0)
-        await state.core.tick()
+        await state.tick()

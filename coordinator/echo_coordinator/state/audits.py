@@ -131,6 +131,19 @@ class Audits:
                 drawn[peer] = is_chosen(self._secret, group.group_id, peer, work, share)
         return drawn
 
+    def unvetted(self, group: Group) -> int:
+        """Return how many completions of a complete group unproven peers made and an audit is still to be made of."""
+        if not self.settings.share:
+            return 0
+        waiting = [
+            peer for peer, chosen in self._draw(group).items() if chosen and (group.group_id, peer) not in self._done
+        ]
+        return sum(len(_members(group, peer)) for peer in waiting if self.standing(peer).clean < FREE)
+
+    def is_proven(self, peer: PeerId) -> bool:
+        """Whether enough audits of a peer were clean, and none failed since."""
+        return self.word(peer) == "proven"
+
     def _forget(self, group_id: int) -> None:
         for peer, chosen in self._drawn.pop(group_id).items():
             if (group_id, peer) in self._done:

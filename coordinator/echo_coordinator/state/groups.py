@@ -194,6 +194,18 @@ class GroupTable:
         """Return how many groups of a kind are in one of `states`."""
         return sum(group.state in states for group in self.of_kind(kind))
 
+    def updates_before(self, groups_per_update: int) -> dict[int, int]:
+        """Return for each training group how many updates come before the one that consumes it, oldest first."""
+        before, in_training = 0, False
+        waits: dict[int, int] = {}
+        for group in self.of_kind("train"):
+            if group.state == "training":
+                in_training = True
+            else:
+                waits[group.group_id] = before // groups_per_update
+                before += 1
+        return {group_id: updates + in_training for group_id, updates in waits.items()}
+
     def slot_counts(self, kind: Kind) -> dict[SlotState, int]:
         """Return how many slots of active groups of a kind are in each state."""
         counts = {state: 0 for state in SlotState}

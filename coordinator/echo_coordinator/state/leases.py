@@ -17,6 +17,9 @@ from echo_swarm.identity import PeerId
 from echo_swarm.trajectory import MAX_TRAJECTORIES, Reason
 from echo_swarm.work import MAX_LEASES
 
+Offer = Callable[[Group, list[int], float], list[int]]
+"""Which of a group's open members a peer may have at a time (monotonic seconds)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredVerdict:
@@ -113,6 +116,7 @@ class LeaseBook:
         window: VersionWindow,
         now: float,
         new_id: Callable[[], bytes],
+        offer: Offer | None = None,
     ) -> list[LiveLease]:
         """Hand out open slots: evaluation first, then the oldest group, until the peer's share is full.
 
@@ -124,14 +128,15 @@ class LeaseBook:
             window: versions that training leases ask for.
             now: monotonic seconds.
             new_id: makes 16 random bytes.
+            offer: which of a group's open members it may have; None: all.
 
         """
-        left = self.share(peer, capacity=capacity, tokens_per_s=tokens_per_s, alone=alone, now=now)
         granted: list[LiveLease] = []
+        left = self.share(peer, capacity=capacity, tokens_per_s=tokens_per_s, alone=alone, now=now)
         if left <= 0 or not self._groups.has_open_slots():
             return granted
-        pieces = list(self._pieces(peer, left, alone, now))
-        waits = self._updates_before() if pieces else {}
+        pieces = list(self._pieces(peer, left, alone, now, offer))
+        waits = self._groups.updates_before(self._settings.groups_per_update) if pieces else {}
         for group, chunk in pieces:
             oldest = window.oldest(waits.get(group.group_id, 0))
             granted.append(self._grant(peer, group, chunk, (oldest, window.newest), now, new_id()))
@@ -274,13 +279,16 @@ class LeaseBook:
                 excess -= len(lease.outstanding)
                 yield lease
 
-    def _pieces(self, peer: PeerId, left: int, alone: bool, now: float) -> Iterator[tuple[Group, list[int]]]:
+    def _pieces(
+        self, peer: PeerId, left: int, alone: bool, now: float, offer: Offer | None
+    ) -> Iterator[tuple[Group, list[int]]]:
         """Cut up to `left` open slots into the parts of a group that a lease can cover."""
         pieces = 0
         for group in self._candidates():
             if not alone and self._barred.get(group.group_id, {}).get(peer, now) > now:
                 continue
-            members = group.members(SlotState.OPEN)[:left]
+            found = group.members(SlotState.OPEN)
+            members = (found if offer is None else offer(group, found, now))[:left]
             for start in range(0, len(members), MAX_TRAJECTORIES):
                 if pieces == MAX_LEASES:
                     return
@@ -293,18 +301,6 @@ class LeaseBook:
     def _candidates(self) -> list[Group]:
         groups = [group for group in self._groups.by_id.values() if group.state == "active"]
         return [g for g in groups if g.kind == "eval"] + [g for g in groups if g.kind == "train"]
-
-    def _updates_before(self) -> dict[int, int]:
-        """Return for each training group how many updates come before the one that consumes it, oldest first."""
-        before, in_training = 0, False
-        waits: dict[int, int] = {}
-        for group in self._groups.of_kind("train"):
-            if group.state == "training":
-                in_training = True
-            else:
-                waits[group.group_id] = before // self._settings.groups_per_update
-                before += 1
-        return {group_id: updates + in_training for group_id, updates in waits.items()}
 
     def _grant(
         self,

@@ -2,9 +2,10 @@
 
 A window as in congestion control (slow start, validated by use). It begins at `probe_members`. A completion that is
 accepted in time raises it by GROWTH as long as the peer uses a third of it; one that took much longer than the
-run's others lowers it, down to the probe, as does one that was refused by the peer's own fault. Work that ran out
-sets it back to the probe and halves it, work handed back as failed halves it; after REST_AFTER of these in a row
-the peer gets one completion at a time, with pauses that double, until it delivers.
+run's others lowers it, down to the probe; one that was refused by the peer's own fault lowers it, down to one.
+Work that ran out sets it back to the probe and halves it, work handed back as failed halves it; after REST_AFTER of
+these in a row the peer gets one completion at a time, with pauses that double, until it delivers. One accepted
+completion brings it back to the probe.
 
 So a peer holds at most about three times what it lately held and delivered, whatever speed it claims. An honest node
 with 64 places has 4, 12, 36, then 64 of them filled: all after 30 accepted completions. What it claims still bounds
@@ -99,7 +100,7 @@ class Pace:
     def refused(self, peer: PeerId) -> None:
         """Note a completion that was refused, by the peer's own fault."""
         shown = self._of(peer)
-        shown.window = max(shown.window - 1, min(shown.window, self._settings.probe_members))
+        shown.window = max(1, shown.window - 1)
 
     def failed(self, peer: PeerId, now: float) -> None:
         """Note leases that were handed back as failed or too late, or that the peer did not know of."""

@@ -38,6 +38,8 @@ class Node:
     software: str = ""
     addresses: tuple[str, ...] = ()
     """Empty: outbound only."""
+    network: str = ""
+    """That it was last seen in, see `addresses.network_of`. Empty: unknown."""
     joined_at: float = 0.0
     skew_s: float = 0.0
     """Its clock minus ours."""
@@ -88,7 +90,7 @@ class Roster:
     def alone(self) -> bool:
         """Whether exactly one live peer may be given work. Asked for each request: looks no further than the second."""
         working = (
-            n for n in self._nodes.values() if n.live and n.role is Role.INFERENCE and not self._is_barred(n.peer)
+            n for n in self._nodes.values() if n.live and n.role is Role.INFERENCE and not self.is_barred(n.peer)
         )
         return next(working, None) is not None and next(working, None) is None
 
@@ -111,7 +113,7 @@ class Roster:
         node = self._nodes.get(peer)
         return node is not None and node.contender == instance
 
-    def admit(self, peer: PeerId, hello: Hello, now: float, skew_s: float) -> bool:
+    def admit(self, peer: PeerId, hello: Hello, now: float, skew_s: float, network: str = "") -> bool:
         """Take a peer in, its past failures forgotten. Returns whether it replaces an earlier process."""
         before = self._nodes.get(peer)
         replaces = before is not None and before.instance not in (None, hello.instance)
@@ -124,6 +126,7 @@ class Roster:
             instance=hello.instance,
             software=hello.software,
             addresses=hello.addresses,
+            network=network,
             joined_at=before.joined_at if before is not None and again else now,
             skew_s=skew_s,
             live=True,
@@ -163,7 +166,8 @@ class Roster:
             node.live, node.tokens_per_s, node.state = False, 0.0, "lost"
         return [node.peer for node in gone]
 
-    def _is_barred(self, peer: PeerId) -> bool:
+    def is_barred(self, peer: PeerId) -> bool:
+        """Whether a peer gets no work whatever it asks."""
         return peer in self.set_aside or peer in self.suspended or peer in self.banned
 
     def _silent(self, node: Node, now: float) -> bool:

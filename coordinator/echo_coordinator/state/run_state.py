@@ -30,10 +30,12 @@ from echo_coordinator.state.database import database_fault, open_database
 from echo_coordinator.state.evaluations import Evaluations
 from echo_coordinator.state.groups import FIRST_EVAL_GROUP_ID, GroupState
 from echo_coordinator.state.intake import Intake
+from echo_coordinator.state.newcomers import Newcomers
 from echo_coordinator.state.probe_settings import ProbeSettings
 from echo_coordinator.state.probes import Probes
 from echo_coordinator.state.rewards import Rewards
 from echo_coordinator.state.roster import Node
+from echo_coordinator.state.standing_settings import StandingSettings
 from echo_coordinator.state.updates import Updates
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.clock import Clock, SystemClock
@@ -59,6 +61,7 @@ class RunState:
     probes: Probes
     audits: Audits
     bans: Bans
+    newcomers: Newcomers
 
     async def set_paused(self, paused: bool) -> None:
         """Stop or resume handing out and consuming work; kept over restarts. What is leased may still be pushed."""
@@ -71,6 +74,12 @@ class RunState:
         """Hand out nothing any more. `finished`: the run has ended for good and nodes are told to leave."""
         self.core.stopping, self.core.finished = True, finished
         self.core.notify_all()
+
+    async def tick(self) -> None:
+        """Do what time asks for. Call about once a second."""
+        await self.core.tick()
+        if self.newcomers.reserve_ended():
+            self.core.work_changed.notify()
 
     async def wait_changed(self, timeout_s: float) -> bool:
         """Wait until something happens that the loop may act on; False when `timeout_s` passed without."""
@@ -176,12 +185,14 @@ async def open_run(
     clock: Clock | None = None,
     probes: ProbeSettings | None = None,
     audits: AuditSettings | None = None,
+    standing: StandingSettings | None = None,
     commit: Commit = commit_in_thread,
     durable: bool = True,
 ) -> AsyncGenerator[RunState]:
     """Open or create a run's database and keep its state for the length of the block.
 
-    A simulation says how it commits, and waits for no real disk (`durable` false).
+    Without `standing` unproven peers have no limits together; with it, a batch may wait for audits to be made. A
+    simulation says how it commits, and waits for no real disk (`durable` false).
 
     Raises:
         LocalFault: the database cannot be used; the message says why and what to do.
@@ -191,7 +202,7 @@ async def open_run(
     try:
         try:
             core = RunCore(connection, path, settings, facts, clock or SystemClock(), commit)
-            state = _restore(connection, core, probes or ProbeSettings(), audits or AuditSettings())
+            state = _restore(connection, core, probes or ProbeSettings(), audits or AuditSettings(), standing)
         except sqlite3.Error as e:
             raise database_fault(e, path) from e
         async with state.core.committer.running():
@@ -200,9 +211,17 @@ async def open_run(
         connection.close()
 
 
-def _restore(connection: sqlite3.Connection, core: RunCore, probes: ProbeSettings, settings: AuditSettings) -> RunState:
+def _restore(
+    connection: sqlite3.Connection,
+    core: RunCore,
+    probes: ProbeSettings,
+    settings: AuditSettings,
+    standing: StandingSettings | None,
+) -> RunState:
     audits = Audits(core, settings, connection)
     bans = Bans(core, audits, connection)
+    limits = standing or StandingSettings(unproven_share=1.0)
+    core.selector.unvetted, core.selector.unvetted_share = audits.unvetted, limits.unproven_share
 
     def why_barred(peer: PeerId) -> str:
         if peer in bans.all:
@@ -239,4 +258,5 @@ def _restore(connection: sqlite3.Connection, core: RunCore, probes: ProbeSetting
         probes=Probes(core, probes, connection),
         audits=audits,
         bans=bans,
+        newcomers=Newcomers(core, limits, is_proven=audits.is_proven, audited=settings.share > 0),
     )

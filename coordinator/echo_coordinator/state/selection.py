@@ -3,6 +3,7 @@
 The rules are those of docs/adr/0003-groups.md: incomplete groups, groups without signal, members that aged.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from echo_coordinator.state.batch import Waiting, WaitState
@@ -33,6 +34,10 @@ class Selector:
 
     def __init__(self, settings: WorkSettings) -> None:
         self._settings = settings
+        self.unvetted: Callable[[Group], int] = lambda _: 0
+        """Members of a group that unproven peers made and that wait for their audit."""
+        self.unvetted_share = 1.0
+        """Most of a batch that may be so."""
         self._flat_streak = 0
         self._failed_streak = 0
         self._wait: WaitState | None = None
@@ -71,14 +76,27 @@ class Selector:
 
     def take(self, groups: GroupTable) -> list[Group]:
         """Return the groups of the next batch, or none when there is no batch yet."""
+        chosen = self._next(groups)
+        if chosen:
+            self._flat_streak, self._wait = 0, None
+        for group in chosen:
+            group.state = GroupState.TRAINING
+        return chosen
+
+    def has_batch(self, groups: GroupTable) -> bool:
+        """Whether `take` would return a batch."""
+        return bool(self._next(groups))
+
+    def _next(self, groups: GroupTable) -> list[Group]:
         wanted = self._settings.groups_per_update
         ready = sorted((g for g in groups.of_kind("train") if g.state is GroupState.READY), key=lambda g: g.group_id)
         if len(ready) < wanted and not (ready and self.without_signal):
             return []
-        self._flat_streak, self._wait = 0, None
-        for group in ready[:wanted]:
-            group.state = GroupState.TRAINING
-        return ready[:wanted]
+        chosen = ready[:wanted]
+        # Never for long: whatever is in the way waits for an audit, and audits go on while there is no batch.
+        unvetted = sum(map(self.unvetted, chosen))
+        members = sum(len(group.members(SlotState.SCORED)) for group in chosen)
+        return chosen if unvetted <= self.unvetted_share * members else []
 
     def waiting(self, groups: GroupTable, situation: Situation, now: float) -> WaitState:
         """Say what the next batch waits for."""

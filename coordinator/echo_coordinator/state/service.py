@@ -17,6 +17,7 @@ from echo_coordinator.state.intake import Busy
 from echo_coordinator.state.leases import LiveLease
 from echo_coordinator.state.roster import Admission, Node
 from echo_coordinator.state.run_state import RunState
+from echo_swarm.addresses import network_of
 from echo_swarm.errors import LocalFault, RemoteError
 from echo_swarm.identity import PeerId
 from echo_swarm.probe import ProbeReply, ProbeRequest
@@ -73,6 +74,7 @@ class WorkService:
         status: Callable[[], dict[str, Any]],
         new_id: Callable[[], bytes] = lambda: secrets.token_bytes(16),
         hear_epoch: Callable[[bytes | None], None] = lambda _raw: None,
+        seen_at: Callable[[PeerId], str | None] = lambda _: None,
     ) -> None:
         """Describe it.
 
@@ -82,6 +84,7 @@ class WorkService:
             status: the map of `echo_swarm.status.RunStatus`, made of plain values.
             new_id: makes lease ids, 16 bytes that nobody can guess.
             hear_epoch: told the highest epoch that a node knows, if it knows one; may raise PeerFault.
+            seen_at: the address that a peer comes from, if it is known.
 
         """
         self._state = state
@@ -90,6 +93,7 @@ class WorkService:
         self._status = status
         self._new_id = new_id
         self._hear_epoch = hear_epoch
+        self._seen_at = seen_at
 
     def register(self, server: RpcServer) -> None:
         """Answer the work protocol's methods on `server` (made with `max_request_bytes=MAX_REQUEST_BYTES`)."""
@@ -116,7 +120,7 @@ class WorkService:
             if not core.roster.on_trial(peer, hello.instance):
                 raise RemoteError("identity_in_use", "another process with this key is live")
         now = core.clock.monotonic_s()
-        if core.roster.admit(peer, hello, now, skew_s):
+        if core.roster.admit(peer, hello, now, skew_s, network_of(self._seen_at(peer) or "")):
             core.leases.orphan(peer, now + ORPHAN_BEATS * core.settings.beat_s)
         await core.write_peer(peer, hello.role, hello.backend)
         core.changed.notify()
@@ -227,14 +231,16 @@ class WorkService:
             return []
         if self._state.bars(peer):
             return []
+        alone, newcomers = self._is_alone(), self._state.newcomers
         return core.leases.grant(
             peer,
-            capacity=request.capacity,
+            capacity=request.capacity if alone else newcomers.room(peer, request.capacity),
             tokens_per_s=request.tokens_per_s,
-            alone=self._is_alone(),
+            alone=alone,
             window=window,
             now=core.clock.monotonic_s(),
             new_id=self._new_id,
+            offer=newcomers.offer(peer),
         )
 
     def _is_in_vain(self, node: Node) -> bool:
@@ -302,8 +308,9 @@ class WorkService:
             return WaitReason.PAUSED
         if self._state.bars(peer):
             return WaitReason.SET_ASIDE
-        now = core.clock.monotonic_s()
-        if not core.leases.share(peer, capacity=1, tokens_per_s=0, alone=self._is_alone(), now=now):
+        now, alone = core.clock.monotonic_s(), self._is_alone()
+        room = 1 if alone else self._state.newcomers.room(peer, 1)
+        if not core.leases.share(peer, capacity=room, tokens_per_s=0, alone=alone, now=now):
             return WaitReason.QUOTA
         return WaitReason.STALENESS_LIMIT
 

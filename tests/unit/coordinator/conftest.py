@@ -13,6 +13,7 @@ from echo_coordinator.state.batch import Prompt, Score
 from echo_coordinator.state.intake import Busy
 from echo_coordinator.state.leases import LiveLease
 from echo_coordinator.state.run_state import RunFacts, RunState, open_run
+from echo_coordinator.state.standing_settings import StandingSettings
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm import codec
 from echo_swarm.clock import ManualClock
@@ -74,6 +75,7 @@ class Run:
             window=window,
             now=self.clock.monotonic_s(),
             new_id=self._new_id,
+            offer=self.state.newcomers.offer(self.peer(name)),
         )
 
     def _new_id(self) -> bytes:
@@ -156,11 +158,15 @@ def open_state(tmp_path: Path) -> OpenRun:
     clock = ManualClock()
 
     @asynccontextmanager
-    async def opened(audits: dict[str, Any] | None = None, **settings: Any) -> AsyncGenerator[Run]:
+    async def opened(
+        audits: dict[str, Any] | None = None, standing: dict[str, Any] | None = None, **settings: Any
+    ) -> AsyncGenerator[Run]:
         chosen = AuditSettings.model_validate(audits or {})
         values = {"group_size": 4, "groups_per_update": 2, "max_tokens": 8, **settings}
         facts = RunFacts(run_id=RUN_ID, vocabulary_size=VOCABULARY, end_token_ids=(END,))
-        async with open_run(tmp_path / "run.sqlite", WorkSettings(**values), facts, clock, audits=chosen) as state:
+        limits = None if standing is None else StandingSettings.model_validate(standing)
+        path, work = tmp_path / "run.sqlite", WorkSettings(**values)
+        async with open_run(path, work, facts, clock, audits=chosen, standing=limits) as state:
             run = Run(state=state, clock=clock)
             # Lease ids are made up by counting; a restart must not repeat them.
             run.counter = int.from_bytes(id(run).to_bytes(8, "big"), "big")

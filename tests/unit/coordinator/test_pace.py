@@ -100,7 +100,7 @@ def test_work_that_ran_out_costs_all_that_was_shown_and_a_failure_half():
     assert (pace.allowance(ANN, 0.0), pace.allowance(BOB, 0.0)) == (PROBE // 2, shown // 2)
 
 
-def test_refused_completions_lower_it_to_the_probe_and_no_further():
+def test_refused_completions_lower_it_to_one_and_an_accepted_one_brings_it_back_to_the_probe():
     pace = made()
     rounds(pace, ANN, 64, 3)
     shown = pace.allowance(ANN, 0)
@@ -108,6 +108,9 @@ def test_refused_completions_lower_it_to_the_probe_and_no_further():
     assert pace.allowance(ANN, 0) == shown - 1
     for _ in range(1000):
         pace.refused(ANN)
+    assert pace.allowance(ANN, 0) == 1
+    pace.granted(ANN, 1)
+    pace.accepted(ANN, 0.0, 1.0)
     assert pace.allowance(ANN, 0) == PROBE
 
 
