@@ -234,9 +234,13 @@ def mirror(
     run: RunArgument,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where a web server finds it.", show_default=False)],
     prune: Annotated[bool, typer.Option("--prune", help="Also remove files of versions that are gone.")] = False,
+    check: Annotated[
+        str | None, typer.Option(metavar="URL", help="Then see whether nodes can use it there.", show_default=False)
+    ] = None,
 ) -> None:
     """Write the files of all versions on disk to a folder that a web server serves; again, only what is new."""
     from echo_coordinator.commands.mirror import write_mirror
+    from echo_coordinator.commands.mirror_check import check_mirror
     from echo_swarm.render import size
 
     done = write_mirror(run, folder, prune=prune, say=typer.echo)
@@ -244,6 +248,8 @@ def mirror(
     removed = f", {done.removed} removed" if prune else ""
     typer.echo(f"versions {versions} are in {done.folder}")
     typer.echo(f"{done.added} files added ({size(done.added_bytes)}), {done.kept} there already{removed}")
+    if check is not None:
+        typer.echo(f"{check_mirror(run, check)} files can be fetched from {check}")
     if not done.named:
         typer.echo(f"Nodes ask it once {run / 'run.toml'} names where it is served, and the run was started again:")
         typer.echo('  [publish]\n  mirrors = ["https://…"]   # the URL of DIR; the server must answer range requests')

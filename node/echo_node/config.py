@@ -75,6 +75,12 @@ class NodeConfig(BaseModel):
         return None if path is None else path.absolute()
 
     @model_validator(mode="after")
+    def _mirrors_or_not(self) -> Self:
+        if self.private_mirrors and not self.use_mirrors:
+            raise ValueError("--no-mirrors and --private-mirrors exclude each other; leave one out")
+        return self
+
+    @model_validator(mode="after")
     def _listen_or_not(self) -> Self:
         if self.outbound_only and self.listen:
             raise ValueError(

@@ -39,9 +39,11 @@ def test_a_node_gets_the_model_from_a_mirror_when_the_coordinator_has_lost_it(tm
             invite = parse(swarm.invite())
             published = swarm.root / "store" / invite.run / "v00000000"
             coordinator.wait_for("version 0", (published / "model.safetensors").exists)
+            done = call(COORDINATOR, "mirror", swarm.root, served, "--check", whole)
+            assert done.code == 4 and "the whole file instead of a range" in done.error
             done = call(COORDINATOR, "mirror", swarm.root, served)
             assert done.code == 0, done.err
-            assert "1 files added" in done.out and "versions 0 are in" in done.out
+            assert "0 files added" in done.out and "1 there already" in done.out and "versions 0 are in" in done.out
             (path,) = (served / invite.run).iterdir()
             weights = path.read_bytes()
             good.content[f"/{invite.run}/{path.name}"] = weights

@@ -47,13 +47,15 @@ async def test_a_node_with_mirrors_only_gets_its_versions_and_says_from_where(tm
     assert told.startswith(f"mirror {whole.url} was of no use for version 0: {why}")
 
 
-@pytest.mark.parametrize("config", [{}, {"use_mirrors": False, "private_mirrors": True}])
+@pytest.mark.parametrize("config", [{}, {"use_mirrors": False}])
 async def test_mirrors_nearby_are_asked_only_if_the_node_says_so_and_none_if_it_says_that(tmp_path: Path, config):
     swarm = make_swarm(tmp_path)
     with serving_files() as files:
         published(swarm, 0, files, keep=True)
         swarm.coordinator.mirrors = (files.url,)
-        async with swarm.serving(), swarm.node(**config) as running:
+        loopback = swarm.coordinator.invite(f"/ip4/127.0.0.1/tcp/1/p2p/{swarm.coordinator.identity.peer_id}")
+        invite = None if config.get("use_mirrors", True) else loopback
+        async with swarm.serving(), swarm.node(invite=invite, **config) as running:
             await until(lambda: len(swarm.coordinator.accepted) >= 4)
             assert running.node.status().bytes_fetched_mirrors == 0
     assert not files.ranges

@@ -1,15 +1,19 @@
 """`echo-coordinator mirror`: the folder that a web server serves."""
 
 import shutil
+import subprocess
+from collections.abc import Generator
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from echo_coordinator.commands.mirror import Mirrored, write_mirror
+from echo_coordinator.commands.mirror_check import check_mirror
 from echo_coordinator.demo.run_file import to_toml
 from echo_coordinator.run_folder import RunFolder
-from echo_swarm.errors import LocalFault, SettingsError, UsageError
+from echo_swarm.errors import LocalFault, SettingsError, StorageFull, Unavailable, UsageError
+from tests.support.hostile_http import serving_files
 from tests.swarm.support.fake_coordinator import FakeCoordinator
 
 GGUF = {"f32": b"g" * 70_000}
@@ -154,6 +158,52 @@ def test_what_cannot_be_a_mirror_is_refused(run: Run, tmp_path: Path):
     run.out.write_text("a file")
     with pytest.raises(LocalFault, match="cannot"):
         run.mirror()
+
+
+def test_where_it_is_served_can_be_checked(run: Run):
+    run.publish(0)
+    run.mirror()
+    with serving_files() as files:
+        served = {f"/{run.coordinator.run_id}/{name}": content for name, content in run.served.items()}
+        files.content = dict(served)
+        assert check_mirror(run.root, files.url) == 2
+        for manner, what in {"whole": "answers with the whole file", "wrong bytes": "sends wrong bytes"}.items():
+            files.manner, files.at_first = manner, manner == "whole"
+            with pytest.raises(Unavailable, match=rf"model.safetensors of version 0 from {files.url}: it {what}"):
+                check_mirror(run.root, files.url)
+        files.content, files.manner = {}, "good"
+        with pytest.raises(Unavailable, match="does not have this file"):
+            check_mirror(run.root, files.url)
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        check_mirror(run.root, files.url)
+    with pytest.raises(UsageError, match="is no base URL"):
+        check_mirror(run.root, "example.org")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Generator[Path]:
+    """A file system of 4 MB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_on_another_file_system_files_are_copied_until_it_is_full(run: Run, small_disk: Path):
+    run.out = small_disk / "mirror"
+    first = run.publish(0)
+    run.mirror()
+    assert run.served == named(*first) and run.lines[0].startswith("copied")
+    run.coordinator.publish(1, size_bytes=4_000_000)
+    with pytest.raises(StorageFull, match=r"MB left and the next file needs 4\.0 MB"):
+        run.mirror()
+    assert run.served == named(*first)
 
 
 def test_two_commands_do_not_write_one_folder_at_the_same_time(run: Run):
