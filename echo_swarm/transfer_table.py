@@ -1,6 +1,6 @@
 """How the last versions reached the nodes, as a table for a terminal, and who was at fault."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -24,7 +24,7 @@ def transfers_parts(versions: Sequence[VersionTransfers], refused: dict[str, int
         parts.append(Text("(r) published before the coordinator's restart: what nodes still tell", style="dim"))
     if refused:
         parts.append(literal(f"not counted, since it cannot be: {counts(refused)}", style="dim"))
-    return parts + _faults(shown)
+    return parts + _faults(versions, {entry.policy_version for entry in shown})
 
 
 _COLUMNS = (
@@ -61,11 +61,13 @@ def _cells(entry: VersionTransfers) -> list[Text]:
     ]
 
 
-def _faults(versions: Sequence[VersionTransfers]) -> list[RenderableType]:
-    """Return a line a source and kind of fault, with the versions, lies first."""
+def _faults(versions: Sequence[VersionTransfers], shown: Container[int]) -> list[RenderableType]:
+    """Return a line a source and kind of fault, with the versions, lies first: those of all versions that are known."""
     found: dict[tuple[str, str], list[tuple[int, FaultStatus]]] = {}
     for entry in versions:
         for fault in entry.faults:
+            if not fault.lie and entry.policy_version not in shown:
+                continue
             found.setdefault((fault.source, fault.reason), []).append((entry.policy_version, fault))
     ordered = sorted(found.values(), key=lambda seen: (not seen[0][1].lie, -max(f.named_by for _, f in seen)))
     lines: list[RenderableType] = [_fault_line(seen) for seen in ordered[:SHOWN_FAULTS]]

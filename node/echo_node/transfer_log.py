@@ -35,8 +35,12 @@ class TransferLog:
 
 
 def _copy(report: FetchReport) -> FetchReport:
+    """Return what is kept of a report: no words, and a lie counts as a failure."""
     return replace(
         report,
+        failures={},
+        liars={},
+        retries=report.retries + len(report.liars),
         bytes_by_source=dict(report.bytes_by_source),
         delta_by_source=dict(report.delta_by_source),
         reasons=dict(report.reasons),
@@ -51,7 +55,7 @@ def _together(before: FetchReport, later: FetchReport) -> FetchReport:
     add_bytes(both.delta_by_source, later.delta_by_source)
     both.copied_bytes += later.copied_bytes
     both.made_bytes += later.made_bytes
-    both.retries += later.retries
+    both.retries += later.retries + len(later.liars)
     both.seconds += later.seconds
     for peer, reason in later.reasons.items():
         both.blame(peer, reason)
@@ -75,7 +79,7 @@ def _said(digest: bytes, report: FetchReport, coordinator: PeerId) -> Transfer:
         made_bytes=made,
         disk_bytes=disk,
         seconds=min(report.seconds, _MOST_SECONDS),
-        failures=min(report.retries + len(report.liars), _MOST_FAILURES),
+        failures=min(report.retries, _MOST_FAILURES),
         faults=tuple(SourceFault(source=source[:512], reason=reason) for source, reason in faults),
     )
 

@@ -10,10 +10,11 @@ Nothing of this is stored: after a restart nodes say again what they still know,
 has no times (`VersionTransfers.timed`) rather than wrong ones. See docs/adr/0013-transfers.md.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from heapq import nsmallest
 from math import ceil
 
 from echo_swarm.identity import PeerId
@@ -24,6 +25,8 @@ from echo_swarm.transfers import LIES, FaultReason, Transfer
 KEPT_VERSIONS = 16
 """Beside the base of a LoRA run, which newcomers fetch at any time."""
 ROWS_PER_PEER = 16
+NAMES_PER_PEER = 16
+"""Sources that one peer names, in its newest rows. With these three, memory stays below 100 MB whoever reports."""
 MAX_PEERS = 4096
 """As many as the roster has. Those heard last stay."""
 LISTED_FAULTS = 16
@@ -71,8 +74,8 @@ class TransferTable:
     def __init__(self) -> None:
         self._versions: dict[int, _Version] = {}
         self._rows: OrderedDict[PeerId, OrderedDict[tuple[int, bytes], _Row]] = OrderedDict()
-        self._said: dict[PeerId, tuple[Transfer, ...]] = {}
-        """What each said last, so that a repetition costs nothing and is not refused anew."""
+        self._said: dict[PeerId, int] = {}
+        """Hash of what each said last, so that a repetition costs nothing and is not refused anew."""
 
     def published(self, manifest: CheckpointManifest, now_s: float | None, nodes: Collection[PeerId] = ()) -> None:
         """Know a version.
@@ -104,14 +107,14 @@ class TransferTable:
 
     def take(self, peer: PeerId, transfers: Sequence[Transfer], now_s: float) -> list[RowRefused]:
         """Hear a peer's rows; return why some of them are not counted."""
-        said = tuple(transfers)
-        if not said or self._said.get(peer) == said:
+        said = hash(tuple(transfers))
+        if not transfers or self._said.get(peer) == said:
             return []
         self._said[peer] = said
         rows = self._rows.setdefault(peer, OrderedDict())
         self._rows.move_to_end(peer)
         refused: list[RowRefused] = []
-        for transfer in said:
+        for transfer in transfers:
             reason = self._keep(rows, transfer)
             if reason is not None:
                 refused.append(reason)
@@ -119,6 +122,7 @@ class TransferTable:
                 self.holds(peer, transfer.policy_version, now_s)
         while len(rows) > ROWS_PER_PEER:
             rows.popitem(last=False)
+        _forget_names(rows)
         while len(self._rows) > MAX_PEERS:
             gone, _ = self._rows.popitem(last=False)
             del self._said[gone]
@@ -172,7 +176,7 @@ class TransferTable:
         entry = self._versions[version]
         coordinator, peers, mirrors, deltas, made, disk = (sum(row.counts[i] for _, row in rows) for i in range(6))
         timed = entry.published_s is not None
-        faults = _faults(rows)
+        named = _named(rows)
         return VersionTransfers(
             policy_version=version,
             is_base=entry.is_base,
@@ -193,8 +197,8 @@ class TransferTable:
             bytes_served=sum(served.get(digest, 0) for digest in entry.artifacts) if timed else None,
             slowest_s=max((row.seconds for _, row in rows), default=0.0),
             failures=sum(row.failures for _, row in rows),
-            faults=faults[:LISTED_FAULTS],
-            faults_left_out=max(0, len(faults) - LISTED_FAULTS),
+            faults=_faults(named),
+            faults_left_out=max(0, len(named) - LISTED_FAULTS),
         )
 
 
@@ -220,14 +224,29 @@ def _time(entry: _Version, share: float) -> float | None:
     return sorted(entry.had.values())[needed - 1]
 
 
-def _faults(rows: Sequence[tuple[PeerId, _Row]]) -> list[FaultStatus]:
-    """Return who is named, lies first, then those whom most name."""
-    named: dict[tuple[str, FaultReason], set[PeerId]] = {}
+def _forget_names(rows: OrderedDict[tuple[int, bytes], _Row]) -> None:
+    """Keep what the newest rows of a peer name."""
+    left = NAMES_PER_PEER
+    for key in reversed(rows):
+        row = rows[key]
+        if len(row.faults) > left:
+            rows[key] = replace(row, faults=row.faults[:left])
+        left -= min(left, len(row.faults))
+
+
+def _named(rows: Sequence[tuple[PeerId, _Row]]) -> Counter[tuple[str, FaultReason]]:
+    """Return by how many peers each source is named, whatever the number of files with which one names it."""
+    by_peer: dict[PeerId, set[tuple[str, FaultReason]]] = {}
     for peer, row in rows:
-        for fault in row.faults:
-            named.setdefault(fault, set()).add(peer)
-    order = sorted(named.items(), key=lambda item: (item[0][1] not in LIES, -len(item[1]), item[0]))
+        if row.faults:
+            by_peer.setdefault(peer, set()).update(row.faults)
+    return Counter(fault for faults in by_peer.values() for fault in faults)
+
+
+def _faults(named: Counter[tuple[str, FaultReason]]) -> list[FaultStatus]:
+    """Return those that are listed: lies first, then those whom most name."""
+    order = nsmallest(LISTED_FAULTS, named.items(), key=lambda item: (item[0][1] not in LIES, -item[1], item[0]))
     return [
-        FaultStatus(source=source, reason=reason.value, named_by=len(peers), lie=reason in LIES)
-        for (source, reason), peers in order
+        FaultStatus(source=source, reason=reason.value, named_by=count, lie=reason in LIES)
+        for (source, reason), count in order
     ]

@@ -237,9 +237,10 @@ def test_each_liar_is_named_once_with_who_says_so_and_a_mirror_by_its_address():
     mirror = {"source": "https://files.example/\x1b[2J", "reason": "broken_promise", "named_by": 1, "lie": True}
     slow = {"source": peer[:-1] + "x", "reason": "hung_up", "named_by": 2}
     both = [transfers(5, faults=[lie, mirror, slow]), transfers(4, faults=[{**lie, "named_by": 1}])]
+    both += [transfers(v) for v in (3, 2, 1)] + [transfers(0, faults=[lie, {**slow, "named_by": 9}])]
     lines = shown(width=80, transfers=both).splitlines()
     assert [line.strip() for line in lines if line.startswith(("liar", "failed"))] == [
-        "liar: …UyCgovv wrong bytes, named by 3 (v4, v5)".replace("…U", "…tU"),
+        "liar: …UyCgovv wrong bytes, named by 3 (v0, v4, v5)".replace("…U", "…tU"),
         "liar: https://files.example/?[2J broken promise, named by 1 (v5)",
         "failed: …tUyCgovx hung up, named by 2 (v5)",
     ]

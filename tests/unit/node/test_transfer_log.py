@@ -76,4 +76,5 @@ def test_only_the_last_transfers_and_the_worst_sources_are_told():
     assert [entry.policy_version for entry in log.said(COORDINATOR)] == list(range(20 - MAX_TRANSFERS, 20))
     slow = {PeerId(f"slow {n}"): FaultReason.SILENT for n in range(12)}
     found = said(report(reasons={**slow, PEER: FaultReason.BROKEN_PROMISE}))
+    assert said(report(retries=2, liars={PEER: "lied"}), report(liars={OTHER: "lied"})).failures == 4
     assert len(found.faults) == MAX_FAULTS and found.faults[0].source == "peer"
