@@ -2,7 +2,7 @@
 
 All who begin together would otherwise ask it for the same pieces, each in its own random order. It sees all requests,
 so it chooses: of the pieces that a peer wants, some of those that it has given or promised least often, anywhere in the
-file (in order, eight peers took 1.35 copies' time, and 1.2 so). Peers get the rest from each other. A peer that is alone
+file (in order, eight peers took 1.35 copies' time, and 1.2 so). Peers get the rest from each other. One that is alone
 gets them in order: it then reads the file back while its end is still coming. A promise that is not called in is taken
 back after a while, and a peer has a few at a time: one that dies, or asks for more than it fetches, keeps no piece from
 others for long.
