@@ -41,7 +41,7 @@ async def control_server(folder: RunFolder, answer: Answer) -> AsyncGenerator[No
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_short_temporary_folder()) as private:
         path = Path(private) / _SOCKET
         listener = await anyio.create_unix_listener(path, mode=0o600)
-        write_json(folder.control, {"socket": str(path), "pid": os.getpid()})
+        write_json(folder.control, {"socket": str(path), "pid": os.getpid(), "root": _root(folder)})
         try:
             async with listener, anyio.create_task_group() as tasks:
                 tasks.start_soon(listener.serve, lambda stream: _serve(stream, answer))
@@ -54,10 +54,22 @@ async def control_server(folder: RunFolder, answer: Answer) -> AsyncGenerator[No
 def _remove_leftovers(folder: RunFolder) -> None:
     """Remove the socket of a coordinator on this folder that was killed."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        private = Path(json.loads(folder.control.read_text())["socket"]).parent
+        private = Path(_address(folder)).parent
         if private.name.startswith(_PREFIX):
             (private / _SOCKET).unlink()
             private.rmdir()
+
+
+def _address(folder: RunFolder) -> str:
+    """Return the socket in RUN/control.json. Raises OSError, ValueError, KeyError, TypeError."""
+    control: dict[str, Any] = json.loads(folder.control.read_text())
+    if control.get("root", _root(folder)) != _root(folder):
+        raise ValueError("the folder was copied from a running coordinator's, whose socket this is")
+    return str(control["socket"])
+
+
+def _root(folder: RunFolder) -> str:
+    return str(folder.root.resolve())
 
 
 async def _serve(stream: ByteStream, answer: Answer) -> None:
@@ -86,7 +98,7 @@ async def ask(folder: RunFolder, op: str, *, timeout_s: float = 30.0, **argument
         EchoError: it answered with an error.
     """
     try:
-        socket = json.loads(folder.control.read_text())["socket"]
+        socket = _address(folder)
         with anyio.fail_after(timeout_s):
             async with await anyio.connect_unix(socket) as stream:
                 await stream.send(json.dumps({"op": op, **arguments}).encode() + b"\n")

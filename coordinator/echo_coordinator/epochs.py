@@ -136,8 +136,8 @@ def taken_over(other: Epoch, own: Rank) -> str:
     return (
         f"another coordinator with this run's key has taken over, since {since} (epoch {other.number}, {base}; the one "
         f"of this folder is {own[0]}). Nodes follow that one, and what was published here since does not count. If it "
-        "is not to be that way, end the other one and start this one with --take-over; if nobody started another "
-        "one, somebody has the run's key"
+        "is not to be that way, end the other one and start this one with --take-over; so, too, when this folder was "
+        "restored from a backup. If nobody started another one, somebody has the run's key"
     )
 
 

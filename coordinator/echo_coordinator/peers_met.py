@@ -14,7 +14,7 @@ from echo_swarm.work import Role
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 30.0
+EVERY_S = 10.0
 
 
 async def keep_peers(folder: RunFolder, state: RunState, host: Host) -> None:

@@ -34,10 +34,11 @@ class Swarm:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @contextmanager
-    def start(self, name: str = "coordinator") -> Generator[Running]:
+    def start(self, name: str = "coordinator", *options: str) -> Generator[Running]:
         """Run the coordinator for the length of the block, from when it has published."""
+        log = self.folder / f"{name}.log"
         with running(
-            COORDINATOR, "start", self.root, "--plain", log=self.folder / f"{name}.log", environment=self.environment
+            COORDINATOR, "start", self.root, "--plain", *options, log=log, environment=self.environment
         ) as coordinator:
             coordinator.wait_for("an invite", self.invite)
             yield coordinator
