@@ -67,12 +67,15 @@ class ManifestShelf:
         return read_file(self.folder / "epoch.bin", MAX_EPOCH_BYTES)
 
     def take_epoch(self, signed: Signed[Epoch]) -> list[int]:
-        """Persist a (checked) higher epoch, and drop the versions that fall to it. Returns those.
+        """Persist a (checked) epoch, and drop the versions that fall to it. Returns those. Never lowers what is there.
 
         Files of theirs that are being read stay readable to the end.
         """
         with self._lock:
-            write_atomically(self.folder / "epoch.bin", signed.raw)
+            raw = self.epoch()
+            known = None if raw is None else _epoch(raw)
+            if known is None or known.rank < signed.message.rank:
+                write_atomically(self.folder / "epoch.bin", signed.raw)
             return self._drop_fallen(signed.message)
 
     def head(self) -> Signed[CheckpointManifest] | None:

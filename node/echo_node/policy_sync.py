@@ -42,6 +42,8 @@ from echo_swarm.epoch import Epoch
 from echo_swarm.errors import EchoError, LocalFault, PeerFault, Unavailable
 from echo_swarm.manifest import CheckpointManifest, RunManifest
 
+WATCH_S = 60.0
+"""How often every node looks there, however busy: whether another coordinator has taken over."""
 LOOK_S = 20.0
 """How often an idle node looks into the directory for a head that the coordinator did not tell it."""
 
@@ -208,6 +210,16 @@ class PolicySync:
 
     async def run(self) -> None:
         """Follow the head for ever. No fault of peers or of the disk ends it: they are told and tried again."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch)
+            await self._follow()
+
+    async def _watch(self) -> None:
+        while True:
+            await anyio.sleep(WATCH_S)
+            self.heard(await self._heads.look())
+
+    async def _follow(self) -> None:
         while True:
             self._wake = anyio.Event()
             version = self._next_target()

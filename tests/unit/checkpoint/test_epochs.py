@@ -117,6 +117,13 @@ def test_versions_that_fall_leave_the_disk_and_stay_away_after_a_restart(run, st
     assert again.versions() == [12, 13]
 
 
+def test_an_epoch_that_comes_to_the_disk_late_lowers_nothing(run, store, split):
+    base, _, _, higher = split
+    store.take_epoch(unseal(higher, Epoch, EPOCH_LIMITS))
+    store.take_epoch(unseal(epoch_of(run, 2, base), Epoch, EPOCH_LIMITS))
+    assert store.epoch() == higher
+
+
 def test_a_crash_between_the_epoch_and_the_drop_is_made_up_at_the_next_start(run, store, tmp_path, split):
     base, first, _, higher = split
     for raw in (base.raw, *first):
