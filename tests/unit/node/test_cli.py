@@ -97,6 +97,11 @@ def test_flags_that_do_not_go_with_the_role_are_refused(tmp_path: Path, wrong: s
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and wrong in done.stderr
 
 
+def test_mirrors_cannot_be_left_out_and_allowed_nearby(tmp_path: Path):
+    done = run("join", NOWHERE, "--no-mirrors", "--private-mirrors", state=tmp_path)
+    assert done.returncode == 2 and "--no-mirrors and --private-mirrors exclude each other" in done.stderr
+
+
 def test_a_seeder_shows_what_it_holds_and_served(tmp_path: Path):
     seeder = local_status(role="seeder", held_versions=(2, 3, 4), held_bytes=1_200_000, bytes_served=9_000_000)
     path = StatePaths(state_dir=tmp_path, run_id=seeder.run_id).status
