@@ -52,6 +52,8 @@ class Audits:
         """Why the newest audit could not be made; empty if it could."""
         self._drawn: dict[int, dict[PeerId, bool]] = {}
         """By group: which peers' shares are to be audited."""
+        self._quiet: dict[int, int] = {}
+        """By group: the revision at which nothing was left to audit in it."""
         for peer, standing in self.standings.items():
             self._restrain(peer, standing)
             if self.is_suspended(peer):
@@ -116,11 +118,13 @@ class Audits:
         for gone in [group_id for group_id in self._drawn if group_id not in under_way]:
             self._forget(gone)
         for group in self._core.groups.of_kind("train"):
-            if group.state is not GroupState.READY:
+            if group.state is not GroupState.READY or self._quiet.get(group.group_id) == group.revision:
                 continue
-            for peer, chosen in self._draw(group).items():
-                if chosen and (group.group_id, peer) not in self._done:
-                    yield group, peer
+            drawn = self._draw(group)
+            due = [peer for peer, chosen in drawn.items() if chosen and (group.group_id, peer) not in self._done]
+            if not due:
+                self._quiet[group.group_id] = group.revision
+            yield from ((group, peer) for peer in due)
 
     def _draw(self, group: Group) -> dict[PeerId, bool]:
         drawn = self._drawn.setdefault(group.group_id, {})
@@ -145,6 +149,7 @@ class Audits:
         return self.word(peer) == "proven"
 
     def _forget(self, group_id: int) -> None:
+        self._quiet.pop(group_id, None)
         for peer, chosen in self._drawn.pop(group_id).items():
             if (group_id, peer) in self._done:
                 self._done.discard((group_id, peer))

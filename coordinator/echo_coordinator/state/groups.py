@@ -97,6 +97,8 @@ class Group:
     state: GroupState = GroupState.ACTIVE
     cause: DropCause | None = None
     no_signal: bool = False
+    revision: int = 0
+    """Rises with each change that the database must learn of."""
 
     def members(self, state: SlotState) -> list[int]:
         """Return the members in that state, ascending."""
@@ -158,33 +160,37 @@ class GroupTable:
 
     by_id: dict[int, Group] = field(default_factory=dict[int, Group])
     dirty: dict[int, Group] = field(default_factory=dict[int, Group])
-    changes: int = 0
-    """Rises whenever a group is added or marked."""
-    _full_at: int = -1
-    """`changes` when no slot was open."""
+    _maybe_open: dict[int, Group] = field(default_factory=dict[int, Group])
+    """Groups that changed since they were last seen without an open slot."""
 
     def add(self, group: Group) -> None:
         """Add a group; ids ascend within each kind."""
         self.by_id[group.group_id] = group
-        self.changes += 1
+        self._maybe_open[group.group_id] = group
 
     def mark(self, group: Group) -> None:
         """Note that the database must learn of a change."""
         self.dirty[group.group_id] = group
-        self.changes += 1
+        group.revision += 1
+        if group.group_id in self.by_id:
+            self._maybe_open[group.group_id] = group
 
     def forget(self, group_id: int) -> None:
         """Let go of a group that is consumed or dropped."""
         self.by_id.pop(group_id, None)
+        self._maybe_open.pop(group_id, None)
 
-    def has_open_slots(self) -> bool:
-        """Whether there is anything to lease. Of hundreds of nodes that a change wakes, only the first one looks."""
-        if self._full_at != self.changes:
-            active = (group for group in self.by_id.values() if group.state is GroupState.ACTIVE)
-            if any(slot.state is SlotState.OPEN for group in active for slot in group.slots):
-                return True
-            self._full_at = self.changes
-        return False
+    def with_open_slots(self) -> list[Group]:
+        """Return the groups with something to lease: evaluation first, then the oldest.
+
+        One change wakes hundreds of nodes that wait for work, so only what changed is looked at again.
+        """
+        self._maybe_open = {
+            group_id: group
+            for group_id, group in self._maybe_open.items()
+            if group.state is GroupState.ACTIVE and any(slot.state is SlotState.OPEN for slot in group.slots)
+        }
+        return sorted(self._maybe_open.values(), key=lambda group: (group.kind != "eval", group.group_id))
 
     def of_kind(self, kind: Kind) -> Iterator[Group]:
         """Iterate over the groups of a kind, oldest first."""
@@ -192,7 +198,7 @@ class GroupTable:
 
     def count(self, kind: Kind, *states: GroupState) -> int:
         """Return how many groups of a kind are in one of `states`."""
-        return sum(group.state in states for group in self.of_kind(kind))
+        return sum(group.state in states and group.kind == kind for group in self.by_id.values())
 
     def updates_before(self, groups_per_update: int) -> dict[int, int]:
         """Return for each training group how many updates come before the one that consumes it, oldest first."""

@@ -133,7 +133,7 @@ class LeaseBook:
         """
         granted: list[LiveLease] = []
         left = self.share(peer, capacity=capacity, tokens_per_s=tokens_per_s, alone=alone, now=now)
-        if left <= 0 or not self._groups.has_open_slots():
+        if left <= 0:
             return granted
         pieces = list(self._pieces(peer, left, alone, now, offer))
         waits = self._groups.updates_before(self._settings.groups_per_update) if pieces else {}
@@ -195,7 +195,7 @@ class LeaseBook:
         """
         overdue = [lease for lease in self._leases.values() if lease.outstanding and now >= lease.deadline]
         if not alone:
-            starving = not self._groups.has_open_slots()
+            starving = not self._groups.with_open_slots()
             stuck = [lease for peer in self._of_peer for lease in self._stuck(peer, now, starving)]
             overdue += [lease for lease in stuck if now < lease.deadline]
         for peer in {lease.peer: None for lease in overdue}:
@@ -284,7 +284,7 @@ class LeaseBook:
     ) -> Iterator[tuple[Group, list[int]]]:
         """Cut up to `left` open slots into the parts of a group that a lease can cover."""
         pieces = 0
-        for group in self._candidates():
+        for group in self._groups.with_open_slots():
             if not alone and self._barred.get(group.group_id, {}).get(peer, now) > now:
                 continue
             found = group.members(SlotState.OPEN)
@@ -297,10 +297,6 @@ class LeaseBook:
             left -= len(members)
             if left <= 0:
                 return
-
-    def _candidates(self) -> list[Group]:
-        groups = [group for group in self._groups.by_id.values() if group.state == "active"]
-        return [g for g in groups if g.kind == "eval"] + [g for g in groups if g.kind == "train"]
 
     def _grant(
         self,

@@ -66,10 +66,10 @@ class Selector:
         """Drop the ready groups all of whose members have aged and return them."""
         dropped: list[Group] = []
         for group in groups.of_kind("train"):
+            if group.state is not GroupState.READY:
+                continue
             scored = group.members(SlotState.SCORED)
-            if group.state is GroupState.READY and all(
-                group.is_aged(member, version, self._settings.max_staleness) for member in scored
-            ):
+            if all(group.is_aged(member, version, self._settings.max_staleness) for member in scored):
                 group.state, group.cause = GroupState.DROPPED, DropCause.STALE
                 dropped.append(group)
         return dropped
