@@ -39,6 +39,8 @@ from echo_swarm.work import LeaseReply, Push, PushReply
 
 SLACK_S = 5.0
 """Expiry is looked at once a second and waits for the disk; messages of the dead are under way for a while."""
+SELDOM = 5
+"""Seconds between two looks at everything, when not every step is looked at: it takes as long as ten answers."""
 _TAKEN_BACK = ("unscorable", "failed audit")
 
 
@@ -76,7 +78,7 @@ class Watch:
     told: Callable[[], Iterator[tuple[PeerId, int, int]]]
     """Honest peers: acceptances that they were told of, and completions that they sent and know nothing of."""
     every_step: bool
-    """Whether all is looked at after each answer; else once a second."""
+    """Whether all is looked at after each answer; else every few seconds and with each update."""
     account: _Account | None = None
     acknowledged: dict[tuple[int, int], bytes] = field(default_factory=dict[tuple[int, int], bytes])
     """(group, member) → lease; what the coordinator owes us."""
@@ -89,6 +91,7 @@ class Watch:
     updated_at: list[float] = field(default_factory=list[float])
     """When updates were entered into the ledger."""
     steps: int = 0
+    ticks: int = 0
     on_progress: Callable[[], None] = lambda: None
 
     # Lives of the coordinator.
@@ -224,6 +227,9 @@ class Watch:
 
     def ticked(self, state: RunState) -> None:
         """Leases and peers have expired."""
+        self.ticks += 1
+        if not self.every_step and self.ticks % SELDOM:
+            return
         for peer, told, unsettled in self.told():
             counted = state.accepted(peer)
             if not told <= counted <= told + unsettled:

@@ -74,7 +74,7 @@ def simulate(scenario: Scenario, *, every_step: bool = True) -> Outcome:
 
     Args:
         scenario: what to simulate.
-        every_step: look at all invariants after each answer, not only once a simulated second.
+        every_step: look at all invariants after each answer, not only every few simulated seconds.
 
     """
     folder = Path(tempfile.mkdtemp(prefix="echo-simulation-"))
