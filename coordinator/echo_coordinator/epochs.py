@@ -4,15 +4,16 @@
          ▲                                                                                     │
          └── Fence.hear ◄── epochs in the directory, and in the hellos of nodes ◄──────────────┘ of the other one
 
-The file has the epoch of the last start, the highest one of another folder that was heard of, and the addresses where
-the last start could be reached.
+The file has the epoch of the last start, the highest one of another folder that was heard of, the addresses where the
+last start could be reached, and where it lay: a folder that lies elsewhere now was copied, and its lock proves nothing.
 """
 
 import json
 import os
+import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import anyio
@@ -42,6 +43,13 @@ class Noted:
     """Envelope of the highest epoch heard of that was not this folder's."""
     addresses: tuple[str, ...] = ()
     """Where the last start could be reached."""
+    place: str = ""
+    """Machine and folder of the last start."""
+
+
+def place_of(folder: RunFolder) -> str:
+    """Return what tells one copy of a run's folder from another."""
+    return f"{socket.gethostname()}:{folder.root.resolve()}"
 
 
 def read_noted(folder: RunFolder) -> Noted:
@@ -50,7 +58,8 @@ def read_noted(folder: RunFolder) -> Noted:
     try:
         values: Any = json.loads(path.read_bytes())
         own, other = (None if values[name] is None else bytes.fromhex(values[name]) for name in _FIELDS)
-        return Noted(own=own, other=other, addresses=tuple(str(address) for address in values["addresses"]))
+        addresses = tuple(str(address) for address in values["addresses"])
+        return Noted(own=own, other=other, addresses=addresses, place=str(values.get("place", "")))
     except FileNotFoundError:
         return Noted()
     except OSError as e:
@@ -65,7 +74,7 @@ def read_noted(folder: RunFolder) -> Noted:
 def note(folder: RunFolder, noted: Noted) -> None:
     """Write RUN/epoch.json, durably."""
     hexed = {name: None if (raw := getattr(noted, name)) is None else raw.hex() for name in _FIELDS}
-    write_json(folder.epoch, {**hexed, "addresses": list(noted.addresses)})
+    write_json(folder.epoch, {**hexed, "addresses": list(noted.addresses), "place": noted.place})
 
 
 class Fence:
@@ -96,8 +105,7 @@ class Fence:
 
         """
         if self._highest.hear(raw):
-            noted = read_noted(self._folder)
-            note(self._folder, Noted(own=noted.own, other=raw, addresses=noted.addresses))
+            note(self._folder, replace(read_noted(self._folder), other=raw))
             self._changed.set()
 
     def require(self) -> None:
@@ -182,7 +190,7 @@ def take_epoch(
         base_digest=None if head is None else head.digest,
     )
     raw = seal(identity, epoch)
-    note(folder, Noted(own=raw, other=noted.other, addresses=tuple(addresses)))
+    note(folder, Noted(own=raw, other=noted.other, addresses=tuple(addresses), place=place_of(folder)))
     return Fence(folder, open_epoch(raw, run_id=run_id, run_key=identity.public_key))
 
 

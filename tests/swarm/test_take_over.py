@@ -8,9 +8,11 @@ import anyio
 import pytest
 
 from echo_coordinator import epochs
+from echo_coordinator.commands import look
 from echo_coordinator.commands.look import Look
 from echo_coordinator.coordinator import Coordinator
 from echo_coordinator.epochs import read_noted
+from echo_coordinator.loops import publishing
 from echo_node.backends.options import ScriptedOptions
 from echo_node.bare_errors import leaves
 from echo_swarm.clock import SystemClock
@@ -42,11 +44,11 @@ async def published(coordinator: Coordinator, version: int) -> None:
     await until(lambda: (coordinator.state.core.versions.published or 0) >= version, f"version {version}")
 
 
-def look_of(run: WholeRun) -> Look:
+def look_of(run: WholeRun, *, dialable: bool = True, say: list[str] | None = None) -> Look:
     passing = Identity.generate()
 
-    async def always(_address: str) -> bool:
-        return True
+    async def answered(_address: str) -> bool:
+        return dialable
 
     return Look(
         run.folder,
@@ -54,11 +56,15 @@ def look_of(run: WholeRun) -> Look:
         run.identity,
         SystemClock(),
         open_host=lambda: run.network.host(passing, outbound_only=True),
-        is_answered=always,
+        is_answered=answered,
+        say=(say if say is not None else []).append,
     )
 
 
-async def test_a_node_follows_the_copy_that_took_over_and_drops_what_the_other_published_since(tmp_path: Path):
+async def test_a_node_follows_the_copy_that_took_over_and_drops_what_the_other_published_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(look, "LIFE_S", 0.3)
     run = make_run(tmp_path)
     async with beside(run, "a") as node:
         async with run.coordinator() as coordinator:
@@ -92,7 +98,7 @@ async def test_a_node_follows_the_copy_that_took_over_and_drops_what_the_other_p
             path = node.node.store.whole(held.message.artifacts[0].digest)
             assert path is not None and path.read_bytes() == weights(dropped + copy.trainer.salt)
         told = [line for line in node.lines if "has taken over" in line]
-        assert len(told) == 1 and f"version {base + 1}" in told[0]
+        assert len(told) == 1 and f"version {dropped}" in told[0]
         assert node.error is None
 
 
@@ -152,7 +158,10 @@ async def test_a_coordinator_ends_when_the_directory_has_a_higher_epoch(
         assert noted.other == other.fence.raw
 
 
-async def test_a_live_coordinator_is_found_before_another_begins_and_told_when_it_is_replaced(tmp_path: Path):
+async def test_a_live_coordinator_is_found_before_another_begins_and_told_when_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(look, "LIFE_S", 0.05)
     run = make_run(tmp_path)
     async with run.coordinator() as coordinator:
         await published(coordinator, 0)
@@ -172,8 +181,9 @@ async def test_a_live_coordinator_is_found_before_another_begins_and_told_when_i
                 try:
                     await look_of(copy).before_start(host, directory, take_over=False)
                 except TakenOver as e:
-                    assert f"live at /memory/2/p2p/{run.identity.peer_id}" in str(e) and "--take-over" in str(e)
-                    break
+                    if "live at" in str(e):
+                        assert f"live at /memory/2/p2p/{run.identity.peer_id}" in str(e) and "--take-over" in str(e)
+                        break
                 await anyio.sleep(0.01)
         other = await look_of(copy).before_start(host, directory, take_over=True)
         assert other is not None and other.epoch is not None
@@ -183,3 +193,26 @@ async def test_a_live_coordinator_is_found_before_another_begins_and_told_when_i
             await look_of(run).tell(other, coordinator.fence.raw)
             await until(lambda: ended, "the first one has ended")
     assert "epoch 3" in ended[0]
+
+
+async def test_a_live_coordinator_that_cannot_be_dialled_is_known_by_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(look, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(publishing, "ANNOUNCE_EVERY_S", 0.1)
+    run = make_run(tmp_path)
+    directory = MemoryDirectory(run.records, run.identity, SystemClock())
+    said: list[str] = []
+    async with MemoryNetwork().host(run.identity) as host:
+        async with run.coordinator() as coordinator:
+            await published(coordinator, 0)
+            await until(lambda: len(run.records) == 2, "both records are announced")
+            copy = run.copied(tmp_path / "copy")
+            with pytest.raises(TakenOver, match="announces itself in the directory"):
+                await look_of(copy, dialable=False, say=said).before_start(host, directory, take_over=False)
+            assert len(said) == 1 and "--take-over begins at once" in said[0]
+            assert await look_of(copy, dialable=False).before_start(host, directory, take_over=True) is None
+        monkeypatch.setattr(look, "LIFE_S", 0.3)
+        assert await look_of(copy, dialable=False, say=said).before_start(host, directory, take_over=False) is None
+        assert await look_of(run, dialable=False, say=said).before_start(host, directory, take_over=False) is None
+    assert len(said) == 2, "the folder itself is locked: nobody else can be live on it"

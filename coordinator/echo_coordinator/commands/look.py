@@ -4,10 +4,13 @@
                                                  ├─► TCP answers? ─► handshake with the run's key? ─► hello ─► its epoch
     directory: records signed by the run's key ──┘
 
+    the folder was copied, and it cannot be dialled from here ──► are its records renewed while we look?
+
 Asked under a passing identity: a host cannot dial its own peer id. Not found is one that is not reachable from here,
 and announced nothing where we look; that one is met later (`epochs.Fence`).
 """
 
+import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,12 +20,13 @@ from dataclasses import dataclass, replace
 import anyio
 
 from echo_coordinator.commands.network import answers
-from echo_coordinator.epochs import Noted, note, read_noted
+from echo_coordinator.epochs import Noted, note, place_of, read_noted
+from echo_coordinator.loops.publishing import ANNOUNCE_EVERY_S
 from echo_coordinator.run_folder import RunFolder
 from echo_swarm import __version__
 from echo_swarm.clock import Clock
 from echo_swarm.directory.base import Directory, head_topic, peers_topic
-from echo_swarm.directory.reading import epochs_in, newest_peers
+from echo_swarm.directory.reading import epochs_in, newest_head, newest_peers
 from echo_swarm.epoch import HighestEpoch
 from echo_swarm.errors import PeerFault, PeerUnreachable, RemoteError, TakenOver
 from echo_swarm.identity import Identity
@@ -31,9 +35,14 @@ from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcClient, call_message
 from echo_swarm.work import WORK_PROTOCOL, Hello, Release, Released, Role, Welcome
 
+log = logging.getLogger(__name__)
+
 MAX_ADDRESSES = 16
 CONNECT_S = 5.0
 HELLO_S = 10.0
+LIFE_S = ANNOUNCE_EVERY_S + 15.0
+"""A live coordinator renews its records within this."""
+LOOK_EVERY_S = 3.0
 MAX_REPLY_BYTES = 2 * MANIFEST_LIMITS.max_bytes + (1 << 20)
 
 OpenHost = Callable[[], AbstractAsyncContextManager[Host]]
@@ -74,6 +83,7 @@ class Look:
         clock: for the hello.
         open_host: see OpenHost.
         is_answered: see IsAnswered.
+        say: told what is waited for.
 
     """
 
@@ -86,6 +96,7 @@ class Look:
         *,
         open_host: OpenHost = passing_host,
         is_answered: IsAnswered = tcp_answers,
+        say: Callable[[str], None] = log.info,
     ) -> None:
         self._folder = folder
         self._run_id = run_id
@@ -93,6 +104,7 @@ class Look:
         self._clock = clock
         self._open_host = open_host
         self._is_answered = is_answered
+        self._say = say
 
     async def before_start(self, host: Host, directory: Directory, *, take_over: bool) -> Other | None:
         """Look around. What is found out about epochs is noted in the folder, for `take_epoch`.
@@ -110,7 +122,7 @@ class Look:
 
         """
         noted = read_noted(self._folder)
-        found = [e for topic in (head_topic, peers_topic) for e in await directory.find(topic(self._run_id))]
+        found = await self._find(directory)
         own_record = newest_peers(found, run_id=self._run_id).get(self._identity.peer_id)
         addresses = dict.fromkeys([*(own_record.addresses if own_record else ()), *noted.addresses])
         others = [address for address in addresses if address not in host.addresses]
@@ -122,7 +134,41 @@ class Look:
                 f"another coordinator with this run's key is live at {other.address}; end that one first, or start "
                 "this one with --take-over to replace it: what that one publishes and takes in from then on is lost"
             )
+        if other is None and not take_over and noted.place not in ("", place_of(self._folder)):
+            await self._watch_for_life(directory, self._issued_at(found))
         return other
+
+    async def _find(self, directory: Directory) -> list[bytes]:
+        return [e for topic in (head_topic, peers_topic) for e in await directory.find(topic(self._run_id))]
+
+    async def _watch_for_life(self, directory: Directory, issued_at: float | None) -> None:
+        """Raise TakenOver when the records under the run's key are renewed; nobody else can do that."""
+        if issued_at is None:
+            return
+        self._say(
+            "this folder was copied, and the coordinator that it was copied from was here lately; watching for "
+            f"{LIFE_S:.0f} s whether it still announces itself (--take-over begins at once)"
+        )
+        with anyio.move_on_after(LIFE_S):
+            while True:
+                newest = self._issued_at(await self._find(directory))
+                if newest is None:
+                    return  # They have run out.
+                if newest > issued_at:
+                    break
+                await anyio.sleep(LOOK_EVERY_S)
+            raise TakenOver(
+                "another coordinator with this run's key is live: it cannot be dialled from here, but announces itself "
+                "in the directory; end that one first, or start this one with --take-over to replace it: what that one "
+                "publishes and takes in from then on is lost"
+            )
+
+    def _issued_at(self, envelopes: Sequence[bytes]) -> float | None:
+        """Return when the newest record under the run's key was signed, by its signer's clock."""
+        key, run_id = self._identity.public_key, self._run_id
+        head = newest_head(envelopes, run_id=run_id, run_key=key)
+        own = newest_peers(envelopes, run_id=run_id).get(self._identity.peer_id)
+        return max((record.issued_at for record in (head, own) if record is not None), default=None)
 
     async def tell(self, other: Other, epoch: bytes) -> None:
         """Tell a live one that it has been replaced, so that it ends now rather than when it meets that elsewhere."""

@@ -110,7 +110,11 @@ async def _begun(
     take_over: bool,
 ) -> AsyncGenerator[Coordinator]:
     """Run the coordinator, after a look for another one with this key."""
-    look = Look(folder, settings.run.id, identity, SystemClock())
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    look = Look(folder, settings.run.id, identity, SystemClock(), say=say)
     other = await look.before_start(host, directory, take_over=take_over)
     async with run_coordinator(folder, settings, identity, host, directory, take_over=take_over) as coordinator:
         if other is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from echo_coordinator.epochs import Fence, Noted, note, read_noted, take_epoch
+from echo_coordinator.epochs import Fence, Noted, note, place_of, read_noted, take_epoch
 from echo_coordinator.run_folder import RunFolder
 from echo_swarm.clock import ManualClock
 from echo_swarm.directory.base import head_topic
@@ -37,7 +37,8 @@ def test_each_start_is_higher_than_the_one_before_and_noted_before_it_returns(tm
     for number in (1, 2, 3):
         fence = begin(tmp_path / "run")
         assert fence.own.message.number == number
-        assert read_noted(RunFolder(tmp_path / "run")) == Noted(own=fence.raw, addresses=("/x",))
+        folder = RunFolder(tmp_path / "run")
+        assert read_noted(folder) == Noted(own=fence.raw, addresses=("/x",), place=place_of(folder))
         ranks.append(fence.own.message.rank)
     assert ranks == sorted(ranks)
 
