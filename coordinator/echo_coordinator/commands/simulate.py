@@ -13,6 +13,7 @@ from echo_coordinator.simulate.scenario import Scenario, Swarm, TrainerModel, fa
 from echo_coordinator.simulate.shrink import shrink
 from echo_coordinator.simulate.world import Outcome, simulate
 from echo_coordinator.state.audit_settings import AuditSettings
+from echo_coordinator.state.standing_settings import StandingSettings
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.errors import EchoError, SettingsError, UsageError
 from echo_swarm.plain_errors import problems
@@ -64,6 +65,7 @@ def make_scenario(
         trainer=_made(TrainerModel, {"step_s": step_time, "publish_s": publish_time}, "flags"),
         work=_made(WorkSettings, work, "[work]"),
         audits=_made(AuditSettings, settings.get("audits", {}), "[audits]"),
+        standing=_made(StandingSettings, settings.get("standing", {}), "[standing]"),
         eval_every=evaluation.get("every", 10) if evaluation else 0,
         eval_prompts=evaluation.get("prompts", 200),
         faults=faults_named(faults, nodes),

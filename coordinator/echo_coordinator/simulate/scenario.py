@@ -5,6 +5,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 from echo_coordinator.state.audit_settings import AuditSettings
+from echo_coordinator.state.standing_settings import StandingSettings
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.errors import UsageError
 
@@ -102,6 +103,7 @@ class Scenario(_Part):
     trainer: TrainerModel = TrainerModel()
     work: WorkSettings = WorkSettings()
     audits: AuditSettings = AuditSettings()
+    standing: StandingSettings = StandingSettings()
     eval_every: Annotated[int, Field(ge=0)] = 0
     """Versions between two evaluations; 0: none."""
     eval_prompts: Annotated[int, Field(ge=1)] = 200

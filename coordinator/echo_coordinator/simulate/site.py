@@ -147,6 +147,7 @@ class Site:
             LoopClock(),
             ProbeSettings(prompts=0),
             scenario.audits,
+            scenario.standing,
             commit=self._commit,
             durable=False,
         ) as state:
@@ -184,7 +185,7 @@ class Site:
     async def _tick(self, state: RunState) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            await state.core.tick()
+            await state.tick()
             self._watch.ticked(state)
 
     async def _commit(self, connection: Connection) -> None:

@@ -4,6 +4,7 @@ import random
 
 from echo_coordinator.simulate.scenario import LIAR_KINDS, Faults, LiarKind, Scenario, Swarm, TrainerModel
 from echo_coordinator.state.audit_settings import AuditSettings
+from echo_coordinator.state.standing_settings import StandingSettings
 from echo_coordinator.state.work_settings import WorkSettings
 
 
@@ -24,6 +25,7 @@ def drawn_scenario(seed: int, *, duration_s: float = 240.0) -> Scenario:
             action=draws.choice(("quarantine", "quarantine", "warn")),
             suspend_s=draws.choice((5.0, 60.0)),
         ),
+        standing=StandingSettings(unproven_share=draws.choice((0.0, 0.25, 0.25, 1.0))),
         eval_every=draws.choice((0, 0, 3)),
         eval_prompts=10,
         faults=_faults(draws, nodes),
