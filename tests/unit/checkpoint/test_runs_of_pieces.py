@@ -2,7 +2,7 @@
 
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_swarm.checkpoint.pieces import PieceMap
@@ -86,6 +86,7 @@ def test_a_mirror_has_half_of_all_requests_at_most():
     assert take_run(plan, MIRROR, 1)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**32))
 def test_whatever_happens_no_piece_is_lost_or_asked_twice(seed):
     random, have = Random(seed), PieceMap(60)
