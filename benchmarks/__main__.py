@@ -45,6 +45,7 @@ BENCHMARKS: tuple[tuple[str, tuple[str, ...], tuple[Need, ...]], ...] = (
     ("version_swap", (str(MODEL),), (smollm2,)),
     ("node_throughput", ("--model", str(MODEL)), (smollm2,)),
     ("intake", (), ()),
+    ("mutations", (), ()),
     ("async_utilisation", (), ()),
     ("simulate_sweep", (), ()),
     ("compare_trl", (), ()),

@@ -4,8 +4,8 @@
 
 Messages are valid ones with one thing wrong (see `_mutations_make`): first over the in-memory network, then over
 hivemind's streams on loopback, with real signatures, leases and a real database. Every one has to be refused with a
-documented reason, or be valid after all; after each hundred a good completion is pushed twice, accepted and counted once.
-Ends with 1 if anything was wrong, with the messages.
+documented reason, or be valid after all; after each hundred a good completion is pushed twice, accepted and counted
+once. Ends with 1 if anything was wrong, with the messages.
 """
 
 import argparse
