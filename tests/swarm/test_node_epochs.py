@@ -35,7 +35,7 @@ def epoch(swarm: Swarm, number: int, signer: Identity | None = None) -> bytes:
 async def announce(swarm: Swarm, raw: bytes, signer: Identity | None = None) -> None:
     signer = signer or swarm.coordinator.identity
     record = HeadRecord(
-        run_id=swarm.coordinator.run_id, policy_version=9, manifest_digest=bytes(32), issued_at=2.0, epoch=raw
+        run_id=swarm.coordinator.run_id, policy_version=0, manifest_digest=bytes(32), issued_at=2.0, epoch=raw
     )
     directory = MemoryDirectory(swarm.directory, signer, SystemClock())
     await directory.announce(head_topic(swarm.coordinator.run_id), seal(signer, record), ttl_s=600)
