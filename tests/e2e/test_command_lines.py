@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -291,9 +292,17 @@ def test_an_exported_version_is_a_model_that_transformers_loads(swarm: Swarm, no
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    # What the running coordinator is about to publish looks like this. An export leaves it alone.
+    (store,) = (swarm.root / "store").iterdir()
+    unpublished = store / "v99999999" / "model.safetensors.tmp"
+    unpublished.parent.mkdir()
+    unpublished.touch()
     out = tmp_path / "exported"
     done = call(COORDINATOR, "export", swarm.root, out)
     assert done.code == 0, done.err
+    assert unpublished.is_file()
+    shutil.rmtree(unpublished.parent)
+    assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
     tokenizer = AutoTokenizer.from_pretrained(out)
     inputs = tokenizer("58 + 26 =", return_tensors="pt")
     with torch.no_grad():
