@@ -5,7 +5,8 @@
 
 `sample` has a backend's engine sample completions of text prompts at temperature 1, as a node does, and writes them
 down. `judge` scores them as the trainer does in an audit, cuts them into shares of one peer, and applies
-`state.audit_rules` with the bounds of their class, before and after others of it were measured.
+`state.audit_rules` with the bounds of their class, before and after others of it were measured. It also counts what
+the signs of `state.plausibility` would have noticed.
 """
 
 import argparse
@@ -19,7 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks._report import write_report
+from echo_coordinator.state import plausibility
 from echo_coordinator.state.audit_rules import NOTHING, AuditVerdict, Recomputed, find
 from echo_coordinator.state.probe_rules import BOUNDS, allowed_gap
 from echo_node.backends.base import Completion, Engine, GenerationRequest, PolicyFiles
@@ -152,6 +156,25 @@ def shares(scored: list[dict[str, list[float]]], size: int, rounds: int) -> Iter
         yield from (order[i : i + size] for i in range(0, len(order) - size + 1, size))
 
 
+def signs(completions: list[Any]) -> dict[str, float]:
+    """Return how many honest completions `plausibility` would have noticed, and how many coincided by chance."""
+    found: Counter[str] = Counter(completions=len(completions))
+    seen: set[tuple[int, ...]] = set()
+    coincidences: list[float] = []
+    for _, ids, claimed in completions:
+        logprobs, tokens = np.array(claimed, dtype="<f4"), np.array(ids, dtype="<u4")
+        found["certain"] += plausibility.is_certain(logprobs)
+        found["constant"] += plausibility.is_constant(logprobs)
+        found["loop"] += plausibility.is_loop(tokens)
+        found["improbable"] += plausibility.nats(logprobs) > plausibility.COPY_NATS
+        if tuple(ids) in seen:
+            coincidences.append(plausibility.nats(logprobs))
+        seen.add(tuple(ids))
+    found["copied"] = sum(nats > plausibility.COPY_NATS for nats in coincidences)
+    most = round(max(coincidences, default=0.0), 1)
+    return {**found, "coincidences": len(coincidences), "most_improbable_coincidence": most}
+
+
 def judge(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Apply the rules of audits to what was sampled, and return how often they say what."""
     import torch
@@ -167,6 +190,7 @@ def judge(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         precision = content["class"].split("/")[1]
         deltas = [c - r for one in scored for c, r in zip(one["claimed"], one["logprobs"], strict=True)]
         made = {"class": content["class"], "tokens": len(deltas), **_figures(deltas)}
+        made["signs"] = signs(content["completions"])
         # While few peers of a class were measured, and once many were, all like these.
         bounds = {"first": allowed_gap([precision], []), "then": allowed_gap([precision], [made["mean"]] * 3)}
         for name, bound in bounds.items():

@@ -99,6 +99,8 @@ class Reason(StrEnum):
     OUT_OF_VOCABULARY = "out_of_vocabulary"
     BAD_LOGPROB = "bad_logprob"
     """Not finite, or above 0."""
+    COPIED = "copied"
+    """The same tokens were accepted before, and call themselves too improbable to be drawn twice."""
     OVER_QUOTA = "over_quota"
     """Too many refused completions of this peer lately; the push was not read."""
     UNSCORABLE = "unscorable"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from echo_coordinator.loops.probing import ProbedTrainer
-from echo_coordinator.state.audit_rules import AGAINST, AuditVerdict, Finding, Recomputed, find
+from echo_coordinator.state.audit_rules import AGAINST, AuditVerdict, Finding, Recomputed, find, follow
 from echo_coordinator.state.audits import Share, worst
 from echo_coordinator.state.rows import StoredTrajectory
 from echo_coordinator.state.run_state import RunState
@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 AUDIT_LIMIT_S = 1800.0
 """One forward pass over a few completions takes longer than this only in a hang."""
+MOST_VERSIONS = 8
+"""Of one completion. One that names more is not audited, and earns no trust."""
 Weights = Callable[[int, bool], Path | None]
 """The published weights of a version, given whether the trainer stands at it; an empty path: those it has. None: the
 file is gone."""
@@ -57,12 +59,16 @@ class Auditing:
     async def _find(self, trainer: ProbedTrainer, share: Share) -> Finding:
         """Recompute a share version by version, and judge it class by class."""
         by_kind: dict[tuple[str, str], list[Recomputed]] = {}
+        found: list[list[Recomputed]] = [[] for _ in share.completions]
         try:
-            for version in sorted({made.newest_version for made in share.completions}):
-                chosen = [made for made in share.completions if made.newest_version == version]
-                values = await self._recompute(trainer, share, version, chosen)
-                for made, value in zip(chosen, values, strict=True):
-                    by_kind.setdefault((made.backend, made.precision), []).append(_recomputed(made, value))
+            for version in sorted({v for made in share.completions for v in _versions(made)}):
+                chosen = [place for place, made in enumerate(share.completions) if version in _versions(made)]
+                texts = [share.completions[place] for place in chosen]
+                values = await self._recompute(trainer, share, version, texts)
+                for place, made, value in zip(chosen, texts, values, strict=True):
+                    found[place].append(_recomputed(made, value))
+            for made, by_version in zip(share.completions, found, strict=True):
+                by_kind.setdefault((made.backend, made.precision), []).append(follow(by_version))
         except ProbeRefused as e:
             return Finding(verdict=AuditVerdict.NOT_AUDITED, detail=str(e))
         before = self._state.audits.standing(share.peer).drift
@@ -73,9 +79,6 @@ class Auditing:
     async def _recompute(
         self, trainer: ProbedTrainer, share: Share, version: int, chosen: Iterable[StoredTrajectory]
     ) -> tuple[ProbeValues, ...]:
-        if any(made.oldest_version != version for made in chosen):
-            # No backend of ours changes weights in the middle; a peer that claims to earns no trust with it.
-            raise ProbeRefused(f"a completion of versions up to {version} names several; only one can be recomputed")
         weights = self._weights(version, version == self._state.core.versions.trained)
         if weights is None:
             raise ProbeRefused(f"the weights of version {version} are not kept any more")
@@ -91,6 +94,13 @@ class Auditing:
             spread=True,
         )
         return await trainer.probe(job, timeout_s=AUDIT_LIMIT_S)
+
+
+def _versions(made: StoredTrajectory) -> range:
+    """Return the versions that may have made a completion; more than one if weights changed in its middle."""
+    if made.newest_version - made.oldest_version >= MOST_VERSIONS:
+        raise ProbeRefused(f"versions {made.oldest_version} to {made.newest_version}: too many to recompute")
+    return range(made.oldest_version, made.newest_version + 1)
 
 
 def _recomputed(made: StoredTrajectory, value: ProbeValues) -> Recomputed:

@@ -3,15 +3,19 @@
 import hashlib
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from echo_swarm import codec
 
 VOCABULARY = 1000
 END = 3
 USUAL_LOGPROB = -1.0
 """Of every honestly drawn token, and the mean of the distribution it is drawn from."""
-_FILLER = codec.pack_u32([7])
+_IDS = 1 << 18
+_TABLE = np.random.default_rng(0).integers(10, 910, _IDS, dtype="<u4").tobytes()
+"""Where completions have their tokens from."""
 _END = codec.pack_u32([END])
-_USUAL = codec.pack_f32([USUAL_LOGPROB])
+_USUAL = codec.pack_f32([USUAL_LOGPROB - 1e-4, USUAL_LOGPROB + 1e-4])
 _ZERO = codec.pack_f32([0.0])
 
 
@@ -21,15 +25,16 @@ def artifact(version: int) -> bytes:
 
 
 def completion(tokens: int, seed: int, *, ended: bool) -> bytes:
-    """Return packed token ids: two that follow from the seed, filler, and the end token if it `ended` by itself."""
-    first = codec.pack_u32([10 + seed % 900, 10 + seed // 900 % 900])
-    body = (first + _FILLER * max(0, tokens - 2))[: 4 * tokens]
+    """Return packed token ids that follow from the seed, none of them in a loop, and the end token if it `ended`."""
+    first = codec.pack_u32([10 + seed // 900**place % 900 for place in range(4)])
+    start = 4 * (seed % (_IDS // 2))
+    body = (first + _TABLE[start : start + 4 * tokens])[: 4 * tokens]
     return body[: 4 * (tokens - 1)] + _END if ended else body
 
 
 def logprobs(tokens: int, *, greedy: bool) -> bytes:
-    """Return packed log-probabilities as an honest node has them."""
-    return (_ZERO if greedy else _USUAL) * tokens
+    """Return packed log-probabilities as an honest node has them: close to the trainer's, and not all the same."""
+    return _ZERO * tokens if greedy else (_USUAL * (tokens // 2 + 1))[: 4 * tokens]
 
 
 @dataclass(slots=True)

@@ -114,6 +114,39 @@ class Finding:
     """Of these tokens."""
 
 
+def follow(by_version: Sequence[Recomputed]) -> Recomputed:
+    """Return one completion as recomputed with the version that made each token, where weights changed in its middle.
+
+    Nobody says where. So versions, in their order, are laid over the tokens such that what is claimed fits best; they
+    never go back. A peer that makes its values up gains little: it is compared with the nearest of a few versions.
+
+    Args:
+        by_version: the same completion, whole, with each version that it may have been made with, the oldest first.
+
+    """
+    if len(by_version) == 1:
+        return by_version[0]
+    claimed, costs = by_version[0].claimed, [0.0] * len(by_version)
+    came_from: list[list[int]] = []
+    for place, said in enumerate(claimed):
+        best, sources = 0, list[int]()
+        for version in range(len(by_version)):
+            best = version if costs[version] < costs[best] else best
+            sources.append(best)
+        came_from.append(sources)
+        costs = [costs[s] + abs(said - by_version[v].logprobs[place]) for v, s in enumerate(sources)]
+    version = min(range(len(costs)), key=costs.__getitem__)
+    chosen = [0] * len(claimed)
+    for place in range(len(claimed) - 1, -1, -1):
+        chosen[place], version = version, came_from[place][version]
+    return Recomputed(
+        claimed=claimed,
+        logprobs=array("f", (by_version[v].logprobs[place] for place, v in enumerate(chosen))),
+        expected=array("f", (by_version[v].expected[place] for place, v in enumerate(chosen))),
+        variance=array("f", (by_version[v].variance[place] for place, v in enumerate(chosen))),
+    )
+
+
 def rate(clean: int) -> float:
     """Return the share of a peer's work to audit after so many clean audits in a row."""
     return max(RAREST, 1 / max(1, clean - FREE + 1))

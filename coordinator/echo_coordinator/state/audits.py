@@ -7,7 +7,7 @@
 The training side's own failures (no file of that version, a trainer that refuses) are counted and held against nobody.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
 
@@ -48,6 +48,8 @@ class Audits:
         self.standings = audit_rows.load_standings(connection)
         first = min((group.group_id for group in core.groups.of_kind("train")), default=0)
         self._done = audit_rows.audited(connection, first)
+        self.is_suspicious: Callable[[int, int], bool] = lambda _group_id, _member: False
+        """Whether a completion, by group and member, is to be audited for certain."""
         self.fault = ""
         """Why the newest audit could not be made; empty if it could."""
         self._drawn: dict[int, dict[PeerId, bool]] = {}
@@ -131,7 +133,8 @@ class Audits:
         for peer in dict.fromkeys(PeerId(slot.work.peer) for slot in group.slots if slot.work):
             if peer not in drawn:
                 work = [slot.work.digest for slot in group.slots if slot.work and slot.work.peer == peer]
-                share = rate(self.standing(peer).clean)
+                odd = any(self.is_suspicious(group.group_id, member) for member in _members(group, peer))
+                share = 1.0 if odd else rate(self.standing(peer).clean)
                 drawn[peer] = is_chosen(self._secret, group.group_id, peer, work, share)
         return drawn
 

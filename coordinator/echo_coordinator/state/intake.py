@@ -73,6 +73,7 @@ class Intake:
         committer: Committer,
         is_known: Callable[[PeerId], bool],
         why_barred: Callable[[PeerId], str],
+        look: Callable[[Trajectory], Judgement],
         demand: Callable[[Group, LiveLease], Demand],
         seed_of: Callable[[LiveLease, int], int],
         on_filled: Callable[[PeerId, list[tuple[Group, int]]], None],
@@ -86,6 +87,7 @@ class Intake:
         self._committer = committer
         self._is_known = is_known
         self._why_barred = why_barred
+        self.look = look
         self._demand = demand
         self._seed_of = seed_of
         self._on_filled = on_filled
@@ -174,6 +176,8 @@ class Intake:
         if demand is None:
             demand = plan.demands[lease.lease_id] = self._demand(group, lease)
         judgement = judge(trajectory, demand, self._seed_of(lease, member))
+        if judgement.reason is Reason.ACCEPTED and demand.trains:
+            judgement = self.look(trajectory)
         lease.verdicts[member] = StoredVerdict(digest=digest, reason=judgement.reason, detail=judgement.detail)
         self._leases.dirty[lease.lease_id] = lease
         plan.judged.append((lease, member))

@@ -12,7 +12,8 @@ For each trajectory:
 7. `bad_length`: ids and log-probabilities in equal number, 1 to `max_tokens`;
 8. `out_of_vocabulary`;
 9. `bad_logprob`: each finite and at most 0, all 0 when greedy;
-10. `bad_finish`: `stop` has one end token, as its last; `length` has none and is `max_tokens` long.
+10. `bad_finish`: `stop` has one end token, as its last; `length` has none and is `max_tokens` long;
+11. `copied`: its tokens were delivered before, and that is no chance; training only, see `plausibility`.
 
 1 to 3 depend on the book of leases (`intake.Intake`), 4 to 10 are `judge`. A claimed reward has no field to stand in:
 the message would be malformed.

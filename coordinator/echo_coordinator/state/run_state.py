@@ -31,6 +31,7 @@ from echo_coordinator.state.evaluations import Evaluations
 from echo_coordinator.state.groups import FIRST_EVAL_GROUP_ID, GroupState
 from echo_coordinator.state.intake import Intake
 from echo_coordinator.state.newcomers import Newcomers
+from echo_coordinator.state.plausibility import Plausibility
 from echo_coordinator.state.probe_settings import ProbeSettings
 from echo_coordinator.state.probes import Probes
 from echo_coordinator.state.rewards import Rewards
@@ -221,6 +222,8 @@ def _restore(
     audits = Audits(core, settings, connection)
     bans = Bans(core, audits, connection)
     limits = standing or StandingSettings(unproven_share=1.0)
+    plausibility = Plausibility(core.counters)
+    audits.is_suspicious = plausibility.is_suspicious
     core.selector.unvetted, core.selector.unvetted_share = audits.unvetted, limits.unproven_share
 
     def why_barred(peer: PeerId) -> str:
@@ -239,6 +242,7 @@ def _restore(
         committer=core.committer,
         is_known=lambda peer: core.roster.get(peer) is not None,
         why_barred=why_barred,
+        look=plausibility.look,
         demand=core.demand,
         seed_of=core.seed_of,
         on_filled=core.on_filled,

@@ -16,6 +16,7 @@ from echo_coordinator.state.audit_rules import (
     Finding,
     Recomputed,
     find,
+    follow,
     is_chosen,
     rate,
 )
@@ -156,3 +157,31 @@ def test_audits_take_their_share_of_the_trainers_time_and_no_more() -> None:
     assert budget.share_spent(now) == pytest.approx(spent / now)
     assert budget.free_s == idle
     assert not AuditBudget(AuditSettings(share=0), now=0.0).allows(100.0)
+
+
+def with_other_weights(made: Recomputed, seed: int) -> Recomputed:
+    """The same completion under another version, whose log-probabilities differ by half a nat."""
+    draw = random.Random(seed)
+    other = array("f", (min(0.0, value + draw.choice((-0.5, 0.5))) for value in made.logprobs))
+    return Recomputed(claimed=made.claimed, logprobs=other, expected=made.expected, variance=made.variance)
+
+
+@pytest.mark.parametrize("swap", [0, 1, 20, 63, 64])
+def test_weights_that_change_in_the_middle_are_followed(swap: int):
+    (old,) = drawn(1, tokens=64, count=1)
+    new = with_other_weights(old, 2)
+    values = [*old.claimed[:swap], *new.logprobs[swap:]]
+    claimed = array("f", values)
+    as_old = Recomputed(claimed=claimed, logprobs=old.logprobs, expected=old.expected, variance=old.variance)
+    as_new = Recomputed(claimed=claimed, logprobs=new.logprobs, expected=new.expected, variance=new.variance)
+    merged = follow([as_old, as_new])
+    assert [*merged.logprobs] == pytest.approx([*old.logprobs[:swap], *new.logprobs[swap:]])
+    assert judged([merged]).gap < ALLOWED
+    # The other way round no version fits: they never go back.
+    if swap == 20:
+        assert judged([follow([as_new, as_old])]).verdict is AuditVerdict.FAR
+
+
+def test_made_up_values_fit_no_order_of_versions():
+    (old,) = drawn(3, tokens=64, count=1, claim=lambda draw, value: -0.5)
+    assert judged([follow([old, with_other_weights(old, 4), with_other_weights(old, 5)])]).verdict is AuditVerdict.FAR

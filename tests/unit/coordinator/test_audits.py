@@ -1,14 +1,19 @@
 """Which work is audited in what order, and what follows for the peer, its data, and those it shares groups with."""
 
+from array import array
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from echo_coordinator.loops.auditing import Auditing
 from echo_coordinator.state.audit_rows import PROBATION
 from echo_coordinator.state.audit_rules import FREE, AuditVerdict, Drift, Finding
 from echo_coordinator.state.audits import Share
 from echo_coordinator.state.batch import Batch, Score
 from echo_coordinator.state.groups import GroupState, SlotState
+from echo_coordinator.trainer.probe_job import ProbeJob, ProbeValues
+from echo_swarm.codec import pack_f32
 from echo_swarm.trajectory import Reason
 from echo_swarm.work import BackendReport, Hello, Role
 from tests.unit.coordinator.conftest import RUN_ID, OpenRun, Run
@@ -255,3 +260,42 @@ async def test_a_run_may_only_warn(open_state: OpenRun) -> None:
         assert not run.state.bars(run.peer("ann"))
         assert isinstance(await run.state.updates.take_batch(), Batch)
         assert any("two nats off" in warning for warning in run.state.warnings())
+
+
+class Weights:
+    """A trainer whose log-probabilities are -0.5 x (1 + version), for every token."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def probe(self, job: ProbeJob, *, timeout_s: float) -> tuple[ProbeValues, ...]:
+        self.asked.append(job.weights)
+        each = -0.5 * (1 + int(Path(job.weights).name))
+        made: list[ProbeValues] = []
+        for text in job.texts:
+            logprobs = array("f", [each] * (len(text.completion_ids) // 4))
+            flat = array("f", bytes(4 * len(logprobs)))
+            made.append(
+                ProbeValues(completion_ids=text.completion_ids, logprobs=logprobs, expected=logprobs, variance=flat)
+            )
+        return tuple(made)
+
+
+@pytest.mark.parametrize("claimed", [[-0.5, -1.0, -1.0], [-2.0, -0.1, -2.0]])
+async def test_completions_of_several_versions_are_audited_with_each(open_state: OpenRun, claimed: list[float]) -> None:
+    async with open_state(groups_per_update=1) as run:
+        join(run, "ann")
+        await run.publish(0)
+        await run.publish(1)
+        await run.fill(1)
+        (lease,) = run.grant("ann")
+        lease.min_version = 0
+        values = pack_f32(claimed)
+        made = [run.complete(lease, m, oldest_version=0, logprobs=values) for m in sorted(lease.outstanding)]
+        assert set(await run.reasons("ann", made)) == {Reason.ACCEPTED}
+        await run.score()
+        trainer, auditing = Weights(), Auditing(run.state, weights=lambda version, current: Path(f"/{version}"))
+        assert await auditing.one(trainer)
+        assert trainer.asked == ["/0", "/1"]
+        standing = run.state.audits.standing(run.peer("ann"))
+        assert (standing.clean, standing.failed) == ((1, 0) if claimed[0] == -0.5 else (0, 1))

@@ -9,10 +9,11 @@ import pytest
 from echo_coordinator.state import fault_quota, rows
 from echo_coordinator.state.fault_quota import BURST, REPLAY_COST
 from echo_coordinator.state.intake import Busy
+from echo_coordinator.state.leases import LiveLease
 from echo_swarm import codec
 from echo_swarm.envelope import seal
 from echo_swarm.errors import BadSignature, MalformedMessage, RemoteError
-from echo_swarm.trajectory import Reason, Submission
+from echo_swarm.trajectory import Reason, Submission, Trajectory
 
 pytestmark = pytest.mark.anyio
 
@@ -217,8 +218,13 @@ async def test_a_full_queue_answers_busy_by_bytes_and_loses_nothing(open_state):
     """The disk stalls while peers go on pushing."""
     async with open_state(pending_bytes=1 << 16, max_tokens=512, groups_per_update=16) as run:
         await started(run, 48)
-        long = dict(token_ids=codec.pack_u32([7] * 511 + [3]), logprobs=codec.pack_f32([-0.1] * 512))
-        raws = [run.sealed("ann", [run.complete(le, m, **long) for m in le.attempts]) for le in run.grant("ann")]
+        values = codec.pack_f32([-0.1] * 512)
+
+        def long(lease: LiveLease, member: int) -> Trajectory:
+            ids = [lease.group_id + 4, member + 4, *([7] * 509), 3]
+            return run.complete(lease, member, token_ids=codec.pack_u32(ids), logprobs=values)
+
+        raws = [run.sealed("ann", [long(lease, m) for m in lease.attempts]) for lease in run.grant("ann")]
         outcomes, pending = [], []
 
         async def push(raw: bytes) -> None:
