@@ -17,7 +17,8 @@ from echo_swarm.cgroups import cpu_count
 from echo_swarm.checkpoint.delta.block import BlockCodec
 from echo_swarm.checkpoint.delta.delta_file import DeltaFile
 from echo_swarm.checkpoint.files import read_range
-from echo_swarm.checkpoint.partial import PartialArtifact, Told, untold
+from echo_swarm.checkpoint.partial import PartialArtifact
+from echo_swarm.checkpoint.read_back import Told, untold
 from echo_swarm.errors import EchoError, LocalFault, MalformedMessage
 
 
