@@ -196,7 +196,8 @@ async def test_a_push_of_five_mebibytes_passes(tmp_path: Path):
         await swarm.start()
         random = Random(1)
         ids = codec.pack_u32([*random.choices([1, *range(3, 10)], k=tokens - 1), 2])
-        logprobs = codec.pack_f32([-random.expovariate(1) for _ in range(tokens)])
+        # One text for all: so probable that it may well be drawn eight times.
+        logprobs = codec.pack_f32([-1e-4 * random.expovariate(1) for _ in range(tokens)])
         leases = (await ann.lease()).leases
         assert 8 * (len(ids) + len(logprobs)) > 5 << 20
         assert await ann.push(leases[:1], token_ids=ids, logprobs=logprobs) == [Reason.ACCEPTED] * 8
