@@ -31,7 +31,9 @@ async def answer(state: RunState, op: str, request: dict[str, Any]) -> dict[str,
             peer, str(request["reason"])[:MAX_REASON], take_back=bool(request.get("take_back"))
         )
         return {"peer_id": peer, "taken_back": taken}
-    return {"peer_id": peer, "was_banned": await state.bans.pardon(peer), "had_failed": await state.audits.pardon(peer)}
+    was_banned = await state.bans.pardon(peer)
+    had_failed = await state.audits.pardon(peer, was_banned=was_banned)
+    return {"peer_id": peer, "was_banned": was_banned, "had_failed": had_failed}
 
 
 async def peer_entries(state: RunState) -> list[PeerEntry]:

@@ -44,7 +44,7 @@ class PartialArtifact:
         self.have = PieceMap(artifact.piece_count)
         self._lock = threading.Lock()
         self._closed = False
-        self._full: str | None = None
+        self._fault: LocalFault | None = None
         with explained(self.part_path):
             self._file: BinaryIO = self.part_path.open("r+b" if self.part_path.exists() else "w+b", buffering=0)
             try:
@@ -104,8 +104,14 @@ class PartialArtifact:
             StorageFull, LocalFault: the disk cannot do it.
 
         """
-        with explained(self.part_path):
-            self._follow(untold)
+        try:
+            with explained(self.part_path):
+                self._follow(untold)
+        except LocalFault as e:
+            # The system tells of a write that failed once, and calls the bytes written from then on.
+            self._fault = self._fault or e
+            self.discard()
+            raise
 
     def finish(self, told: Told = untold) -> Path | None:
         """Sync, read the whole file back, compare, and give it its final name.
@@ -131,6 +137,11 @@ class PartialArtifact:
             self._check_open()
             if not whole_fits and self._lost_pieces():
                 return None
+        if not whole_fits:
+            # Every piece is right now: the bytes that were read before may have been misread.
+            with explained(self.part_path):
+                self._follow(told)
+            whole_fits = self._read_back.digest() == self.artifact.digest
         try:
             self._check_content(whole_fits)
         except MalformedMessage:
@@ -184,14 +195,14 @@ class PartialArtifact:
                 _write_all(self._file, data)
                 _write_all(self._journal, _INDEX.pack(index))
         except StorageFull as e:
-            self._full = str(e)
+            self._fault = e
             raise
         self.have.add(index)
 
     def _check_open(self) -> None:
-        if self._full is not None:
+        if self._fault is not None:
             # Whichever of several writers is heard first, a person learns the cause.
-            raise StorageFull(self._full)
+            raise type(self._fault)(str(self._fault))
         if self._closed:
             raise LocalFault(f"the download of {self.path.name} was closed meanwhile")
 

@@ -42,7 +42,7 @@ group_size = 8                # completions of one prompt that are compared with
 groups_per_update = 16
 temperature = 1.0
 max_tokens = {longest}              # longest completion
-seed = 0
+seed = {seed}   # of all sampling; keep it to yourself: who knows it can foresee others' completions
 
 [objective]
 loss = "grpo"
@@ -108,6 +108,7 @@ def _settings(facts: ModelFacts, environment: str, name: str, mode: str, base_mo
         base_model=f"base_model = {json.dumps(base_model)}   # named by exported adapters\n" if base_model else "",
         environment=json.dumps(environment),
         longest=longest,
+        seed=secrets.randbelow(2**62),
         port=_free_port(),
     )
 

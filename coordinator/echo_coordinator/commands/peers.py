@@ -94,9 +94,10 @@ def _pardon(db: Connection, name: str) -> dict[str, Any]:
     peer = _find(db, name)
     standing = audit_rows.load_standings(db).get(peer)
     had_failed = standing is not None and standing.failed > 0
-    if had_failed:
+    was_banned = ban_rows.delete_ban(db, peer)
+    if had_failed or was_banned:
         audit_rows.delete_standing(db, peer)
-    return {"peer_id": peer, "was_banned": ban_rows.delete_ban(db, peer), "had_failed": had_failed}
+    return {"peer_id": peer, "was_banned": was_banned, "had_failed": had_failed}
 
 
 def _find(db: Connection, name: str) -> PeerId:

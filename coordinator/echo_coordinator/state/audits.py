@@ -35,6 +35,16 @@ class Share:
     group: Group
     peer: PeerId
     completions: tuple[StoredTrajectory, ...]
+    work: frozenset[bytes]
+    """Digests of these completions."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """Whether a share is to be audited, and what it was when that was drawn."""
+
+    chosen: bool
+    work: frozenset[bytes]
 
 
 class Audits:
@@ -52,7 +62,7 @@ class Audits:
         """Whether a completion, by group and member, is to be audited for certain."""
         self.fault = ""
         """Why the newest audit could not be made; empty if it could."""
-        self._drawn: dict[int, dict[PeerId, bool]] = {}
+        self._drawn: dict[int, dict[PeerId, _Draw]] = {}
         """By group: which peers' shares are to be audited."""
         self._quiet: dict[int, int] = {}
         """By group: the revision at which nothing was left to audit in it."""
@@ -87,17 +97,20 @@ class Audits:
         """Return how a peer stands in a word: `new`, `proven`, `probation`, `suspended`."""
         return self.standing(peer).word(self._core.clock.wall_s())
 
-    async def pardon(self, peer: PeerId) -> bool:
-        """Forget the failures of a peer: it is a newcomer again, all of whose work is audited. False: it has none."""
-        standing = self.standing(peer)
-        if not standing.failed:
+    async def pardon(self, peer: PeerId, *, was_banned: bool = False) -> bool:
+        """Forget the failures of a peer: it is a newcomer again, all of whose work is audited. False: it has none.
+
+        So is one that was banned, whatever its audits showed before.
+        """
+        failed = bool(self.standing(peer).failed)
+        if not failed and not was_banned:
             return False
         self.standings.pop(peer, None)
         self._core.roster.suspended.discard(peer)
         self._restrain(peer, Standing())
         await self._core.committer.execute(lambda db: audit_rows.delete_standing(db, peer))
         self._core.notify_all()
-        return True
+        return failed
 
     # Choosing.
 
@@ -108,7 +121,8 @@ class Audits:
             keys = [(group.group_id, member) for member in _members(group, peer)]
             stored = await self._core.committer.execute(lambda db, keys=keys: rows.load_trajectories(db, keys))
             if stored and group.state is GroupState.READY:
-                return Share(group=group, peer=peer, completions=tuple(stored.values()))
+                work = frozenset(_work(group, peer))
+                return Share(group=group, peer=peer, completions=tuple(stored.values()), work=work)
         return None
 
     def pending(self) -> list[tuple[Group, PeerId]]:
@@ -129,14 +143,18 @@ class Audits:
             yield from ((group, peer) for peer in due)
 
     def _draw(self, group: Group) -> dict[PeerId, bool]:
+        """Draw for each peer of a group; again when it has delivered more since, into slots that were taken back."""
         drawn = self._drawn.setdefault(group.group_id, {})
         for peer in dict.fromkeys(PeerId(slot.work.peer) for slot in group.slots if slot.work):
-            if peer not in drawn:
-                work = [slot.work.digest for slot in group.slots if slot.work and slot.work.peer == peer]
+            work, before = _work(group, peer), drawn.get(peer)
+            if before is None or not before.work.issuperset(work):
+                if before is not None:
+                    self._done.discard((group.group_id, peer))
                 odd = any(self.is_suspicious(group.group_id, member) for member in _members(group, peer))
                 share = 1.0 if odd else rate(self.standing(peer).clean)
-                drawn[peer] = is_chosen(self._secret, group.group_id, peer, work, share)
-        return drawn
+                chosen = is_chosen(self._secret, group.group_id, peer, work, share)
+                drawn[peer] = _Draw(chosen, frozenset(work))
+        return {peer: draw.chosen for peer, draw in drawn.items()}
 
     def unvetted(self, group: Group) -> int:
         """Return how many completions of a complete group unproven peers made and an audit is still to be made of."""
@@ -153,10 +171,10 @@ class Audits:
 
     def _forget(self, group_id: int) -> None:
         self._quiet.pop(group_id, None)
-        for peer, chosen in self._drawn.pop(group_id).items():
+        for peer, draw in self._drawn.pop(group_id).items():
             if (group_id, peer) in self._done:
                 self._done.discard((group_id, peer))
-            elif chosen:
+            elif draw.chosen:
                 self._core.counters.add(WORK, "audits_missed")
 
     # What follows.
@@ -178,7 +196,9 @@ class Audits:
         standing = self._after(peer, finding)
         core.counters.add(WORK, f"audit_{finding.verdict.value}")
         self.fault = finding.detail if finding.verdict is AuditVerdict.NOT_AUDITED else ""
-        self._done.add((share.group.group_id, peer))
+        if share.work.issuperset(_work(share.group, peer)):
+            # Else it delivered more while the trainer computed: that is drawn for anew.
+            self._done.add((share.group.group_id, peer))
         self.standings[peer] = standing
         if finding.verdict in AGAINST and self.settings.action == "quarantine":
             self._restrain(peer, standing)
@@ -263,6 +283,11 @@ class Audits:
     @property
     def _warns_only(self) -> bool:
         return self.settings.action == "warn"
+
+
+def _work(group: Group, peer: PeerId) -> list[bytes]:
+    """Return the digests of what a peer contributed to a group."""
+    return [slot.work.digest for slot in group.slots if slot.work and slot.work.peer == peer]
 
 
 def _members(group: Group, peer: str) -> list[int]:

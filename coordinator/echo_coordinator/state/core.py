@@ -4,7 +4,7 @@ Memory decides, the committer writes. `admission`, `rewards`, `updates`, `evalua
 to it; `run_state` puts them together.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
@@ -92,6 +92,8 @@ class RunCore:
         self.finished = False
         self.condemned: set[tuple[int, int]] = set()
         """(group, member) taken back while being stored or scored: dropped as soon as that is over."""
+        self.on_taken_back: Callable[[bytes], None] = lambda _tokens_digest: None
+        """Told of accepted completions that are taken back."""
         self.last_cause = ""
         """Why the newest slot was taken back."""
         self._restore(connection)
@@ -236,6 +238,8 @@ class RunCore:
     def take_back(self, group: Group, member: int) -> Dropped:
         """Open the slot of one completion again whose peer failed an audit; `on_dropped` follows."""
         slot = group.slots[member]
+        if slot.work:
+            self.on_taken_back(slot.work.tokens_digest)
         dropped = Dropped(
             peer=PeerId(slot.work.peer if slot.work else ""), group=group, member=member, cause="failed audit"
         )

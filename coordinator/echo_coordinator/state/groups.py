@@ -34,6 +34,10 @@ class SlotState(StrEnum):
     VOID = "void"
 
 
+MAX_GIVEN_BACK = 1000
+"""Of a slot. Beyond, handing back counts as a try, so that nothing goes on for ever."""
+
+
 class GroupState(StrEnum):
     """`active` until settled; then `ready`, `training`, `consumed`; or `dropped`."""
 
@@ -74,6 +78,8 @@ class Slot:
     state: SlotState = SlotState.OPEN
     attempt: int = 0
     """Tries that failed so far."""
+    given_back: int = 0
+    """Those of them that were handed back unfinished: nobody's failure. Not kept over a restart."""
     lease_id: bytes | None = None
     """The lease that holds or filled it."""
     work: Work | None = None
@@ -104,11 +110,15 @@ class Group:
         """Return the members in that state, ascending."""
         return [member for member, slot in enumerate(self.slots) if slot.state is state]
 
-    def drop(self, member: int, max_attempts: int) -> None:
-        """Take back a slot: open again, or void when it was tried often enough."""
+    def drop(self, member: int, max_attempts: int, *, given_back: bool = False) -> None:
+        """Take back a slot: open again with another seed, or void when it was tried often enough.
+
+        Who hands work back uses up no try: else a few free identities could void whatever they lease.
+        """
         slot = self.slots[member]
         slot.attempt += 1
-        slot.state = SlotState.VOID if slot.attempt >= max_attempts else SlotState.OPEN
+        slot.given_back += given_back and slot.given_back < MAX_GIVEN_BACK
+        slot.state = SlotState.VOID if slot.attempt - slot.given_back >= max_attempts else SlotState.OPEN
         slot.lease_id, slot.work, slot.reward = None, None, None
 
     def reopen(self, member: int, max_attempts: int) -> None:

@@ -217,7 +217,7 @@ class LeaseBook:
         leases = [lease for lease in named if lease and lease.peer == peer and lease.outstanding]
         if leases and (failed or min(lease.granted_at for lease in leases) < now - self.pace.patience_s):
             self.pace.failed(peer, now)
-        return [dropped for lease in leases for dropped in self._end(lease, cause, now)]
+        return [dropped for lease in leases for dropped in self._end(lease, cause, now, given_back=not failed)]
 
     def release_all(self, peer: PeerId, cause: str, now: float, *, failed: bool = False) -> list[Dropped]:
         """Take back everything a peer holds, as `release` does."""
@@ -241,8 +241,10 @@ class LeaseBook:
             lease.orphaned = True
             lease.deadline = min(lease.deadline, deadline)
 
-    def take_back(self, lease: LiveLease, member: int, cause: str, now: float) -> Dropped | None:
-        """Take back one slot that a lease holds; None if it does not.
+    def take_back(
+        self, lease: LiveLease, member: int, cause: str, now: float, *, given_back: bool = False
+    ) -> Dropped | None:
+        """Take back one slot that a lease holds; None if it does not. `given_back`: it uses up no try.
 
         For `lease_s`, its peer is offered nothing of this group unless it is alone: one peer must not use up the tries.
         """
@@ -251,7 +253,7 @@ class LeaseBook:
         if group is None or group.slots[member].lease_id != lease.lease_id:
             return None
         self._barred.setdefault(lease.group_id, {})[lease.peer] = now + self._settings.lease_s
-        group.drop(member, self._settings.max_attempts)
+        group.drop(member, self._settings.max_attempts, given_back=given_back)
         self._groups.mark(group)
         return Dropped(peer=lease.peer, group=group, member=member, cause=cause)
 
@@ -328,11 +330,11 @@ class LeaseBook:
         self._groups.mark(group)
         return lease
 
-    def _end(self, lease: LiveLease, cause: str, now: float) -> list[Dropped]:
+    def _end(self, lease: LiveLease, cause: str, now: float, *, given_back: bool = False) -> list[Dropped]:
         group = self._groups.by_id.get(lease.group_id)
         held = [m for m in sorted(lease.outstanding) if group and group.slots[m].state is SlotState.LEASED]
         # A slot that is being stored stays with its lease until the disk has answered.
         storing = {m for m in lease.outstanding if group and group.slots[m].state is SlotState.STORING}
-        dropped = [self.take_back(lease, member, cause, now) for member in held]
+        dropped = [self.take_back(lease, member, cause, now, given_back=given_back) for member in held]
         lease.outstanding = storing
         return [d for d in dropped if d is not None]

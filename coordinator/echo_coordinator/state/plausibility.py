@@ -101,6 +101,10 @@ class Plausibility:
             self._counters.add(WORK, f"sign_{sign}")
         return ACCEPTED
 
+    def forget(self, tokens_digest: bytes) -> None:
+        """Let others deliver these tokens (`Work.tokens_digest`): whoever did so first was found out."""
+        self._seen.pop(tokens_digest, None)
+
     def is_suspicious(self, group_id: int, member: int) -> bool:
         """Whether a completion bears a sign that asks for an audit."""
         return (group_id, member) in self._signs

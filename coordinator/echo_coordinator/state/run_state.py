@@ -224,6 +224,7 @@ def _restore(
     limits = standing or StandingSettings(unproven_share=1.0)
     plausibility = Plausibility(core.counters)
     audits.is_suspicious = plausibility.is_suspicious
+    core.on_taken_back = plausibility.forget
     core.selector.unvetted, core.selector.unvetted_share = audits.unvetted, limits.unproven_share
 
     def why_barred(peer: PeerId) -> str:

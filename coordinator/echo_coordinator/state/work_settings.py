@@ -35,7 +35,8 @@ class WorkSettings(BaseModel):
     no_signal: Literal["keep", "replace"] = "replace"
     """What becomes of groups whose rewards are all equal."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """All sampling seeds derive from it."""
+    """All sampling seeds derive from it. A small one can be guessed from the seed of a lease, and with it what others
+    will sample: `init` draws one that cannot."""
     temperature: float = Field(default=1.0, gt=0, le=10)
     """Of training completions; evaluation is greedy."""
     max_tokens: int = Field(default=512, ge=1, le=1 << 17)

@@ -130,6 +130,36 @@ def test_a_piece_that_the_disk_lost_before_it_was_read_back_is_missing_again(run
     store.close_partial(partial)
 
 
+def test_a_write_that_the_system_reports_lost_while_reading_ahead_ends_the_download(run, store, monkeypatch):
+    """It tells so once; a sync that succeeds later says nothing of these bytes."""
+    _, data, partial = begin(run, store, written=[0, 1])
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+        broken.setattr("echo_swarm.checkpoint.read_back._FLUSH_BYTES", 1)
+        with pytest.raises(LocalFault, match="Input/output error"):
+            partial.read_ahead()
+    with pytest.raises(LocalFault, match="Input/output error"):
+        partial.write(2, pieces(data)[2])
+    with pytest.raises(LocalFault, match="Input/output error"):
+        partial.finish()
+    assert names(partial.path.parent) == ["manifest.bin"]
+    store.close_partial(partial)
+
+
+def test_bytes_that_were_once_read_wrong_are_read_again_before_the_manifest_is_blamed(run, store):
+    _, data, partial = begin(run, store, written=[0, 1, 3])
+    with partial.part_path.open("r+b") as file:
+        right = file.read(3)
+        file.seek(0)
+        file.write(b"rot")
+        partial.read_ahead()
+        file.seek(0)
+        file.write(right)
+    partial.write(2, pieces(data)[2])
+    assert partial.finish().read_bytes() == data
+    store.close_partial(partial)
+
+
 def test_reading_ahead_of_a_download_that_was_closed_does_nothing(run, store):
     _, _, partial = begin(run, store, written=[0])
     store.close_partial(partial)

@@ -299,3 +299,34 @@ async def test_completions_of_several_versions_are_audited_with_each(open_state:
         assert trainer.asked == ["/0", "/1"]
         standing = run.state.audits.standing(run.peer("ann"))
         assert (standing.clean, standing.failed) == ((1, 0) if claimed[0] == -0.5 else (0, 1))
+
+
+async def test_what_a_peer_adds_to_an_audited_share_is_drawn_for_anew(open_state):
+    """Slots of an accomplice who failed are open again; who passed with one completion cannot fill them unseen."""
+    async with open_state(group_size=8, groups_per_update=1) as run:
+        await run.publish(0)
+        await run.fill(1)
+
+        async def deliver(name: str, capacity: int) -> None:
+            while leases := run.grant(name, capacity):
+                for lease in leases:
+                    await run.reasons(name, [run.complete(lease, m) for m in sorted(lease.outstanding)])
+                if capacity == 1:
+                    return
+
+        await deliver("eve", 1)
+        await deliver("fay", 8)
+        await run.score()
+        audits = run.state.audits
+        while (share := await audits.next()) is not None:
+            clean = share.peer == run.peer("eve")
+            finding = Finding(verdict=AuditVerdict.CLEAN if clean else AuditVerdict.FAR, detail="")
+            await audits.record(share, finding, 0.1, free=True)
+        assert not audits.pending() and audits.word(run.peer("fay")) == "suspended"
+        await deliver("eve", 8)
+        await run.score()
+        assert [peer for _, peer in audits.pending()] == [run.peer("eve")]
+        share = await audits.next()
+        assert share is not None and len(share.completions) == 8
+        await audits.record(share, Finding(verdict=AuditVerdict.CLEAN, detail=""), 0.1, free=True)
+        assert not audits.pending()

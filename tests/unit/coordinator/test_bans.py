@@ -83,7 +83,7 @@ async def fail_audit(run: Run, name: str) -> None:
     )
     keys = [(group.group_id, member)]
     stored = await core.committer.execute(lambda db: rows.load_trajectories(db, keys))
-    share = Share(group=group, peer=peer, completions=tuple(stored.values()))
+    share = Share(group=group, peer=peer, completions=tuple(stored.values()), work=frozenset())
     await run.state.audits.record(share, FAR, 0.1, free=True)
 
 

@@ -111,7 +111,9 @@ async def test_work_for_a_group_that_was_closed_is_late(open_state):
         await started(run, 1)
         first, second = run.grant("ann", 3)[0], run.grant("bob")[0]
         await run.state.core.save()
-        run.state.core.on_dropped(run.state.core.leases.release(run.peer("ann"), [first.lease_id], "released", 0))
+        run.state.core.on_dropped(
+            run.state.core.leases.release(run.peer("ann"), [first.lease_id], "failed: broken", 0, failed=True)
+        )
         assert not run.state.core.groups.by_id
         late = run.complete(second, 3, seed=0)
         assert await run.reasons("bob", [late]) == [Reason.LATE]

@@ -212,7 +212,7 @@ def test_a_slot_is_given_up_after_so_many_tries():
     made = Book(train=1, max_attempts=3)
     for _ in range(3):
         (lease,) = made.grant(ANN, 1, alone=True)
-        made.book.release(ANN, [lease.lease_id], "failed", 0)
+        made.book.release(ANN, [lease.lease_id], "failed", 0, failed=True)
     assert made.groups.by_id[0].slots[0].state is SlotState.VOID
     assert members(made.grant(ANN, alone=True)) == [(0, [1, 2, 3])]
 
@@ -251,3 +251,15 @@ def test_a_lease_that_two_beats_do_not_name_was_never_heard_of_and_is_taken_back
     assert {drop.cause for drop in dropped} == {"unnamed"}
     assert members(made.grant(BOB, 8, alone=True)) == [(1, [0, 1, 2, 3])]
     assert made.book.drop_unnamed(ANN, [first.lease_id], now=60.0) == []
+
+
+def test_work_that_is_handed_back_uses_up_no_try_and_gets_another_seed():
+    group = new_group(0, Prompt(index=0, prompt_ids=b""), 4, None)
+    attempts = [group.slots[0].attempt]
+    for _ in range(50):
+        group.drop(0, 3, given_back=True)
+        attempts.append(group.slots[0].attempt)
+    assert group.slots[0].state is SlotState.OPEN and len(set(attempts)) == len(attempts)
+    for state in (SlotState.OPEN, SlotState.OPEN, SlotState.VOID):
+        group.drop(0, 3)
+        assert group.slots[0].state is state

@@ -53,6 +53,17 @@ async def test_improbable_tokens_are_taken_once_whoever_delivers_them_again(open
         assert run.state.rejected(run.peer("eve")) == {} and run.state.rejected()["copied"] == 3
 
 
+async def test_what_was_taken_back_keeps_nobody_else_from_delivering_it(open_state: OpenRun):
+    async with open_state(max_tokens=64) as run:
+        await run.publish(0)
+        await run.fill()
+        assert await deliver(run, "eve", TEXT, drawn(40)) is Reason.ACCEPTED
+        assert await deliver(run, "ann", TEXT, drawn(40)) is Reason.COPIED
+        await run.score()
+        assert await run.state.bans.ban(run.peer("eve"), "", take_back=True) == 1
+        assert await deliver(run, "bob", TEXT, drawn(40)) is Reason.ACCEPTED
+
+
 async def test_probable_texts_may_coincide(open_state: OpenRun):
     async with open_state(max_tokens=64) as run:
         await run.publish(0)

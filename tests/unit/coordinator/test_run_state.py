@@ -175,7 +175,9 @@ async def test_a_prompt_that_always_fails_is_dropped_after_3_tries_and_the_rest_
             for lease in leases:
                 if lease.group_id == 0:
                     tries += 1
-                    core.on_dropped(core.leases.release(run.peer("ann"), [lease.lease_id], "failed: too long", 0))
+                    core.on_dropped(
+                        core.leases.release(run.peer("ann"), [lease.lease_id], "failed: too long", 0, failed=True)
+                    )
                 else:
                     await run.push("ann", [run.complete(lease, m) for m in lease.attempts])
         assert tries == 3
@@ -191,7 +193,9 @@ async def test_a_swarm_that_always_fails_is_told_apart_from_one_that_works(open_
             await run.fill(1)
             (lease,) = run.grant("ann")
             core = run.state.core
-            core.on_dropped(core.leases.release(run.peer("ann"), [lease.lease_id], "failed: out of memory", 0))
+            core.on_dropped(
+                core.leases.release(run.peer("ann"), [lease.lease_id], "failed: out of memory", 0, failed=True)
+            )
         state = await wait_state(run)
         assert state.reason is Waiting.FAILING and not state.normal
         assert "out of memory" in state.detail
