@@ -70,7 +70,7 @@ class FittedTable:
         ]
         if row and self.columns[shown[-1]].sentence and moved:
             words = ", ".join(f"{self.columns[place].title} {cells[place].plain}" for place in moved)
-            row[-1] = Text.assemble(row[-1], "; ", words)
+            row[-1] = Text.assemble(row[-1], "; " if row[-1].plain else "", words)
         return row
 
     def fitting(self, width: int) -> list[int]:

@@ -19,7 +19,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from echo_coordinator.ending import how_it_ended
 from echo_coordinator.run_folder import RunFolder, remove_quietly, write_json
-from echo_swarm.errors import EchoError, Unavailable
+from echo_swarm.errors import EchoError, Unavailable, UsageError
 
 MAX_LINE_BYTES = 1 << 20
 MAX_REPLY_BYTES = 64 << 20
@@ -81,7 +81,7 @@ async def _serve(stream: ByteStream, answer: Answer) -> None:
             # Without a deadline of ours: `stop` waits for the update under way. The asker has one.
             reply = await answer(str(request["op"]), request)
         except EchoError as e:
-            reply = {"error": str(e)}
+            reply = {"error": str(e), "usage": isinstance(e, UsageError)}
         except (ValueError, KeyError, TypeError, TimeoutError, anyio.DelimiterNotFound, anyio.IncompleteRead) as e:
             reply = {"error": f"bad control request: {e or type(e).__name__}"}
         try:
@@ -106,6 +106,8 @@ async def ask(folder: RunFolder, op: str, *, timeout_s: float = 30.0, **argument
     except TimeoutError as e:
         raise Unavailable(f"the coordinator of {folder.root} did not answer for {timeout_s:.0f} s") from e
     except (OSError, ValueError, KeyError, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.EndOfStream) as e:
+        if not folder.wait_free(0.0):
+            raise NotRunning(f"the coordinator of {folder.root} is starting or ending; try again in a moment") from e
         ended = how_it_ended(folder)
         raise NotRunning(
             f"no coordinator runs on {folder.root}{f' ({ended})' if ended else ''}; "
@@ -113,7 +115,7 @@ async def ask(folder: RunFolder, op: str, *, timeout_s: float = 30.0, **argument
         ) from e
     reply: dict[str, Any] = json.loads(line)
     if "error" in reply:
-        raise EchoError(str(reply["error"]))
+        raise (UsageError if reply.get("usage") else EchoError)(str(reply["error"]))
     return reply
 
 

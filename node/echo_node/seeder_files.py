@@ -24,6 +24,7 @@ from echo_swarm.envelope import Signed
 from echo_swarm.errors import StorageFull
 from echo_swarm.identity import PeerId
 from echo_swarm.manifest import ADAPTER_KINDS, BASE_VERSION, Artifact, ArtifactKind, CheckpointManifest, RunManifest
+from echo_swarm.words import size
 
 ALL_KINDS = (
     ArtifactKind.LORA,
@@ -136,6 +137,6 @@ class SeederFiles:
 
     def _progress(self, name: str) -> Progress:
         def told(done: int, total: int) -> None:
-            self._activity.progress(f"fetching {name}: {done / total:.0%} of {total / 1e6:.1f} MB")
+            self._activity.progress(f"fetching {name}: {done / total:.0%} of {size(total)}")
 
         return told

@@ -31,6 +31,7 @@ from echo_swarm.envelope import Signed
 from echo_swarm.errors import EchoError, MalformedMessage
 from echo_swarm.identity import PeerId
 from echo_swarm.manifest import BASE_VERSION, Artifact, ArtifactKind, CheckpointManifest, RunManifest
+from echo_swarm.words import size
 
 
 class NotUsable(EchoError):
@@ -148,7 +149,7 @@ class VersionFiles:
 
     def _progress(self, name: str) -> Progress:
         def told(done: int, total: int) -> None:
-            self._activity.progress(f"fetching {name}: {done / total:.0%} of {total / 1e6:.1f} MB")
+            self._activity.progress(f"fetching {name}: {done / total:.0%} of {size(total)}")
 
         return told
 

@@ -73,6 +73,8 @@ def write_mirror(root: Path, out: Path, *, prune: bool, say: Say) -> Mirrored:
     manifests = read_manifests(store)
     if not manifests:
         raise UsageError(f"{root} has not published a version yet; start it first")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file; name a folder, which need not be there yet")
     if out.resolve().is_relative_to(run.root.resolve()):
         raise UsageError(f"{out} lies inside the run's folder, whose keys nobody may serve; choose another one")
     done = Mirrored(folder=out / settings.run.id, versions=tuple(manifests), named=bool(settings.publish.mirrors))

@@ -156,7 +156,7 @@ def test_what_cannot_be_a_mirror_is_refused(run: Run, tmp_path: Path):
     with pytest.raises(UsageError, match="is no run"):
         write_mirror(tmp_path / "nothing", run.out, prune=False, say=print)
     run.out.write_text("a file")
-    with pytest.raises(LocalFault, match="cannot"):
+    with pytest.raises(UsageError, match="is a file; name a folder"):
         run.mirror()
 
 
