@@ -106,7 +106,8 @@ def test_init_makes_settings_that_load_a_private_key_and_a_model(made: Path):
 def test_init_writes_the_documented_defaults_and_what_it_writes_as_comments_can_be_used(made: Path, tmp_path: Path):
     text = (made / "run.toml").read_text()
     settings = load_settings(RunFolder(made))
-    chosen = {("environment", "max_prompt_tokens"), ("work", "max_tokens")}  # by the model's context
+    # By the model's context, and by chance.
+    chosen = {("environment", "max_prompt_tokens"), ("work", "max_tokens"), ("work", "seed")}
     for section, values in tomllib.loads(text).items():
         fields = type(getattr(settings, section)).model_fields
         for name, value in values.items():
