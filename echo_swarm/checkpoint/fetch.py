@@ -237,7 +237,7 @@ async def _read_ahead(partial: PartialArtifact) -> AsyncGenerator[None]:
     fault: EchoError | None = None
 
     async def follow() -> None:
-        # What the disk cannot do, `finish` will be told as well.
+        # What the disk cannot do is kept: the next write, or `finish`, raises it.
         with suppress(LocalFault):
             while True:
                 await anyio.sleep(_READ_AHEAD_S)

@@ -20,6 +20,7 @@ from echo_swarm.clock import ManualClock
 from echo_swarm.envelope import seal
 from echo_swarm.identity import Identity, PeerId
 from echo_swarm.trajectory import BehaviourPolicy, FinishReason, Reason, Submission, Trajectory, Verdict, prompt_digest
+from echo_swarm.work import BackendReport, Hello, Role
 
 RUN_ID = "ab" * 16
 END = 3
@@ -35,6 +36,9 @@ def anyio_backend() -> str:
 def artifact(version: int) -> bytes:
     """The digest of the one artifact of a version."""
     return version.to_bytes(32, "big")
+
+
+BACKEND = BackendReport(backend="scripted", build="1", precision="float32", device="none", batch=4)
 
 
 @dataclass
@@ -112,6 +116,20 @@ class Run:
         policy_changes = {key: changes.pop(key) for key in list(changes) if key in BehaviourPolicy.model_fields}
         fields["policy"] = policy.model_copy(update=policy_changes)
         return Trajectory(**{**fields, **changes})
+
+    def join(self, *names: str, network: str = "") -> None:
+        """Let peers have said hello."""
+        for name in names:
+            hello = Hello(
+                run_id=RUN_ID,
+                software="test",
+                role=Role.INFERENCE,
+                instance=name.encode().ljust(16, b"."),
+                wall_s=self.clock.wall_s(),
+                backend=BACKEND,
+                addresses=(),
+            )
+            self.state.core.roster.admit(self.peer(name), hello, self.clock.monotonic_s(), 0.0, network)
 
     def sealed(self, name: str, trajectories: Sequence[Trajectory], run_id: str = RUN_ID) -> bytes:
         return seal(self.identity(name), Submission(run_id=run_id, trajectories=tuple(trajectories)))

@@ -17,8 +17,8 @@ from echo_swarm.errors import RemoteError, UsageError
 from echo_swarm.identity import Identity, PeerId
 from echo_swarm.peer_entry import PeerEntry, resolve_peer
 from echo_swarm.trajectory import Reason
-from echo_swarm.work import BackendReport, Hello, Role
-from tests.unit.coordinator.conftest import RUN_ID, OpenRun, Run
+from echo_swarm.work import Role
+from tests.unit.coordinator.conftest import BACKEND, OpenRun, Run
 
 pytestmark = pytest.mark.anyio
 
@@ -26,18 +26,8 @@ FAR = Finding(verdict=AuditVerdict.FAR, detail="two nats off", gap=2.0)
 
 
 async def join(run: Run, name: str) -> None:
-    backend = BackendReport(backend="scripted", build="1", precision="float32", device="none", batch=4)
-    hello = Hello(
-        run_id=RUN_ID,
-        software="test",
-        role=Role.INFERENCE,
-        instance=name.encode().ljust(16, b"."),
-        wall_s=run.clock.wall_s(),
-        backend=backend,
-        addresses=(),
-    )
-    run.state.core.roster.admit(run.peer(name), hello, run.clock.monotonic_s(), 0.0)
-    await run.state.core.write_peer(run.peer(name), Role.INFERENCE, backend)
+    run.join(name)
+    await run.state.core.write_peer(run.peer(name), Role.INFERENCE, BACKEND)
 
 
 async def begin(run: Run, *names: str) -> None:

@@ -10,29 +10,13 @@ from echo_coordinator.state.groups import SlotState
 from echo_swarm.addresses import network_of
 from echo_swarm.codec import pack_u32
 from echo_swarm.trajectory import Reason
-from echo_swarm.work import BackendReport, Hello, Role
-from tests.unit.coordinator.conftest import RUN_ID, OpenRun, Run
+from tests.unit.coordinator.conftest import OpenRun, Run
 
 pytestmark = pytest.mark.anyio
 
 CLEAN = Finding(verdict=AuditVerdict.CLEAN, detail="", drift=Drift(tokens=6, surprise=0.5, variance=2.0))
 NOT_AUDITED = Finding(verdict=AuditVerdict.NOT_AUDITED, detail="the file is gone")
 QUARTER = {"unproven_share": 0.25}
-
-
-def join(run: Run, *names: str, network: str = "") -> None:
-    backend = BackendReport(backend="scripted", build="1", precision="float32", device="none", batch=4)
-    for name in names:
-        hello = Hello(
-            run_id=RUN_ID,
-            software="test",
-            role=Role.INFERENCE,
-            instance=name.encode().ljust(16, b"."),
-            wall_s=run.clock.wall_s(),
-            backend=backend,
-            addresses=(),
-        )
-        run.state.core.roster.admit(run.peer(name), hello, run.clock.monotonic_s(), 0.0, network)
 
 
 def prove(run: Run, *names: str) -> None:
@@ -55,7 +39,7 @@ async def test_while_a_proven_peer_is_here_newcomers_share_a_quarter_of_each_gro
     async with open_state(standing=QUARTER, group_size=8, max_staleness=1, probe_members=64) as run:
         await run.publish(0)
         await run.fill()
-        join(run, "old", "ann", "bob")
+        run.join("old", "ann", "bob")
         prove(run, "old")
         run.grant("ann", 3, alone=False)
         run.grant("bob", alone=False)
@@ -70,7 +54,7 @@ async def test_what_proven_peers_leave_is_everybodys_after_a_while(open_state: O
     async with open_state(standing=QUARTER, group_size=8, lease_target_s=20, probe_members=64) as run:
         await run.publish(0)
         await run.fill(2)
-        join(run, "old", "ann")
+        run.join("old", "ann")
         prove(run, "old")
         run.grant("ann", alone=False)
         assert members_of(run, "ann") == {0: 2, 1: 2} and not run.state.newcomers.reserve_ended()
@@ -87,7 +71,7 @@ async def test_a_run_with_only_newcomers_starts_as_any_other(open_state: OpenRun
     async with open_state(standing=standing, audits=audits, group_size=8, probe_members=64) as run:
         await run.publish(0)
         await run.fill(2)
-        join(run, "old", "ann")
+        run.join("old", "ann")
         if why != "nobody is proven":
             prove(run, "old")
         if why == "who is proven is suspended":
@@ -99,7 +83,7 @@ async def test_a_run_with_only_newcomers_starts_as_any_other(open_state: OpenRun
 async def test_evaluations_are_first_offered_to_proven_peers(open_state: OpenRun):
     async with open_state(standing=QUARTER, lease_target_s=20) as run:
         await run.publish(0)
-        join(run, "old", "ann")
+        run.join("old", "ann")
         prove(run, "old")
         await run.state.evaluations.add(0, [Prompt(index=0, prompt_ids=pack_u32([5]))])
         assert run.grant("ann", alone=False) == []
@@ -111,7 +95,7 @@ async def test_a_batch_waits_for_audits_of_what_newcomers_made_above_their_share
     async with open_state(standing=QUARTER) as run:
         await run.publish(0)
         await run.fill(2)
-        join(run, "ann", "bob")
+        run.join("ann", "bob")
         for name in ("ann", "bob", "ann", "bob"):
             await run.work(name, capacity=2)
         await run.score()
@@ -130,7 +114,7 @@ async def test_a_batch_of_proven_peers_waits_for_nothing_and_neither_does_one_wi
     async with open_state(standing=QUARTER) as run:
         await run.publish(0)
         await run.fill(2)
-        join(run, "ann", "new")
+        run.join("ann", "new")
         prove(run, "ann")
         await run.work("ann", capacity=6)
         assert await run.work("new", capacity=2) == 1
@@ -149,9 +133,9 @@ async def test_newcomers_behind_one_address_hold_so_much_together(open_state: Op
     async with open_state(standing=limits, group_size=8) as run:
         await run.publish(0)
         await run.fill(2)
-        join(run, "ann", "bob", "old", network="192.0.2.1")
-        join(run, "far", network="192.0.2.2")
-        join(run, "unknown")
+        run.join("ann", "bob", "old", network="192.0.2.1")
+        run.join("far", network="192.0.2.2")
+        run.join("unknown")
         prove(run, "old")
         room = run.state.newcomers.room
         run.grant("ann", room(run.peer("ann"), 4), alone=False)
@@ -165,7 +149,7 @@ async def test_the_training_sides_own_faults_are_held_against_nobody(open_state:
     async with open_state(standing=QUARTER) as run:
         await run.publish(0)
         await run.fill(2)
-        join(run, "ann", "bob")
+        run.join("ann", "bob")
         await run.work("ann", capacity=4)
         await run.work("bob", capacity=4)
         pace, ann = run.state.core.leases.pace, run.peer("ann")
