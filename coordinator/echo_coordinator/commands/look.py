@@ -142,8 +142,9 @@ class Look:
         return [e for topic in (head_topic, peers_topic) for e in await directory.find(topic(self._run_id))]
 
     async def _watch_for_life(self, directory: Directory, issued_at: float | None) -> None:
-        """Raise TakenOver when newer records under the run's key turn up: a live one renews them (or somebody
-        shows older ones first; --take-over helps).
+        """Raise TakenOver when newer records under the run's key turn up, as a live coordinator renews them.
+
+        Somebody who shows old ones in turn looks the same; --take-over helps.
         """
         if issued_at is None:
             return
