@@ -7,12 +7,13 @@ make this peer knock at doors inside its own network.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ipaddress import ip_address
 
 import anyio
 from anyio.abc import TaskGroup
 
+from echo_swarm.checkpoint.reach import Reach, reach_of
 from echo_swarm.errors import PeerUnreachable
 from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
@@ -27,7 +28,8 @@ MAX_HINTED = 512
 REST_S = 30.0
 """An address that did not answer is not dialled again for so long."""
 
-_PUBLIC, _PRIVATE, _LOOPBACK = range(3)
+_METADATA = ("169.254.169.254", "169.254.170.2", "fe80::a9fe:a9fe")
+"""Of clouds, among link-local addresses."""
 
 
 class Hints:
@@ -51,7 +53,7 @@ class Hints:
         """Dial somebody whom `teller` named, where that was not tried just now."""
         if peer in self._met:
             return
-        near = nearness(self._host.dialled(teller))
+        near = nearest([self._host.dialled(teller)])
         chosen: list[str] = []
         for address in addresses:
             known = (peer, address) in self._not_before_s
@@ -78,15 +80,24 @@ class Hints:
 
 
 def nearness(address: str | None) -> int:
-    """Return how near an address must be, rising: anywhere, in the same private network, on this machine."""
+    """Return how near an address must be, rising: anywhere, in the same private network, on this machine, nowhere.
+
+    Names count as anywhere: where they lead is not known here.
+    """
     parts = (address or "").split("/")
     if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
-        return _PUBLIC
+        return Reach.GLOBAL
     try:
         ip = ip_address(parts[2].partition("%")[0])
     except ValueError:
-        return _LOOPBACK
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    if ip.is_loopback or ip.is_unspecified:
-        return _LOOPBACK
-    return _PUBLIC if ip.is_global else _PRIVATE
+        return Reach.NEVER
+    if ip.is_unspecified:
+        return Reach.LOOPBACK
+    if ip.is_link_local and str(ip) not in _METADATA:
+        return Reach.PRIVATE  # Machines on one cable without a router find each other there.
+    return reach_of(str(ip))
+
+
+def nearest(addresses: Iterable[str | None]) -> int:
+    """Return how near addresses may be for one that is known at these: as near as the farthest of them."""
+    return min((near for near in map(nearness, addresses) if near != Reach.NEVER), default=int(Reach.GLOBAL))

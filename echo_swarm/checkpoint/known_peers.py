@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_swarm.checkpoint.files import read_file, write_atomically
-from echo_swarm.checkpoint.hints import nearness
+from echo_swarm.checkpoint.hints import nearest, nearness
 from echo_swarm.errors import UsageError
 from echo_swarm.identity import public_key_of
 
@@ -42,11 +42,11 @@ def remember(path: Path, met: Iterable[Sequence[str]], own: Sequence[str]) -> No
         own: our own addresses, for how near an address may be.
 
     """
-    nearest = min(map(nearness, own), default=0)
+    near = nearest(own)
     ours = {_peer_in(address) for address in own}
     kept: dict[str, None] = {}
     for addresses in met:
-        fitting = [a for a in addresses if nearness(a) <= nearest and _peer_in(a) and _peer_in(a) not in ours]
+        fitting = [a for a in addresses if nearness(a) <= near and _peer_in(a) and _peer_in(a) not in ours]
         kept |= dict.fromkeys(fitting[:MAX_PER_PEER])
     before = read_known(path)
     known = tuple(dict.fromkeys([*kept, *before]))[:MAX_KNOWN]

@@ -4,15 +4,34 @@ A run's manifest names mirrors, and mirrors redirect. Neither may lead into the 
 that what counts is the address that is dialled, after names were resolved (`Reach`).
 """
 
-import ipaddress
 from collections.abc import Iterable
 from enum import IntEnum
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
 
 from echo_swarm.identity import PeerId
 
-_EMBEDDING = tuple(ipaddress.IPv6Network(net) for net in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32"))
-"""IPv6 networks whose addresses stand for IPv4 ones."""
+_EMBEDDING = ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96", "::ffff:0:0:0/96")
+"""IPv6 networks whose addresses stand for IPv4 ones: NAT64, 6to4, Teredo, compatible and translated addresses."""
+_METADATA = (
+    "168.63.129.16/32",
+    "192.0.0.192/32",
+    "100.100.100.200/32",
+    "fd00:ec2::/32",
+    "fd20:ce::/32",
+    "fd00:42::/32",
+)
+"""Where clouds answer their own machines with credentials, beside link-local addresses: Azure, Oracle, Alibaba, AWS,
+Google, Scaleway."""
+_NOWHERE = ("0.0.0.0/8", "192.0.0.0/24", "192.88.99.0/24", "fec0::/10", "2001:10::/28", "3fff::/20", "5f00::/16")
+"""No hosts of the Internet, whatever the version of Python says of them: this network, protocol assignments, 6to4's
+relays, site-local addresses, ORCHID, documentation, segment routing."""
+_NEVER_4 = tuple(IPv4Network(net) for net in (*_METADATA, *_NOWHERE) if "." in net)
+_NEVER_6 = tuple(IPv6Network(net) for net in (*_EMBEDDING, *_METADATA, *_NOWHERE) if "." not in net)
+_UNICAST_6 = IPv6Network("2000::/3")
+"""All that was ever given out to hosts of the Internet."""
+_ISATAP = (0x00005EFE, 0x02005EFE)
+"""The upper half of an interface identifier whose lower half is an IPv4 address."""
 
 
 class Reach(IntEnum):
@@ -22,25 +41,27 @@ class Reach(IntEnum):
     PRIVATE = 1
     LOOPBACK = 2
     NEVER = 3
-    """Link-local (the metadata services of clouds), multicast, unspecified, reserved."""
+    """Link-local and metadata services of clouds, multicast, reserved, and what embeds an IPv4 address."""
 
 
 def reach_of(text: str) -> Reach:
-    """Return the reach of an IP address; NEVER for what is none."""
+    """Return the reach of an IP address; NEVER for what is none, or stands for another in a way that hides it."""
     try:
-        address = ipaddress.ip_address(text.split("%")[0])
+        address = ip_address(text.split("%")[0])
     except ValueError:
         return Reach.NEVER
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        elif any(address in network for network in _EMBEDDING):
-            return Reach.NEVER
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
     if address.is_loopback:
         return Reach.LOOPBACK
-    if address.is_link_local or address.is_multicast or address.is_unspecified or address.is_reserved:
+    if isinstance(address, IPv4Address):
+        never, outside = any(address in network for network in _NEVER_4), False
+    else:
+        never = any(address in network for network in _NEVER_6) or int(address) >> 32 & 0xFFFFFFFF in _ISATAP
+        outside = address not in _UNICAST_6
+    if never or address.is_link_local or address.is_multicast or address.is_unspecified or address.is_reserved:
         return Reach.NEVER
-    return Reach.GLOBAL if address.is_global else Reach.PRIVATE
+    return Reach.GLOBAL if address.is_global and not outside else Reach.PRIVATE
 
 
 def reach_of_run(bootstrap: Iterable[str]) -> Reach:

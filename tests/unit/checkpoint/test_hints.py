@@ -83,6 +83,15 @@ async def test_an_address_that_did_not_answer_is_dialled_again_after_a_rest(monk
         ("/ip4/192.168.0.2/tcp/1/p2p/t", "/ip4/127.0.0.1/tcp/1/p2p/p", False),
         ("/ip4/127.0.0.1/tcp/1/p2p/t", "/ip4/127.0.0.1/tcp/2/p2p/p", True),
         ("/ip4/127.0.0.1/tcp/1/p2p/t", "/ip4/10.0.0.1/tcp/2/p2p/p", True),
+        ("/ip4/192.168.0.2/tcp/1/p2p/t", "/ip4/169.254.3.4/tcp/1/p2p/p", True),
+        # Metadata services of clouds, and IPv4 addresses in disguise, at nobody's word.
+        (None, "/ip4/168.63.129.16/tcp/80/p2p/p", False),
+        (None, "/ip6/fec0::1/tcp/1/p2p/p", False),
+        (None, "/ip6/64:ff9b::a00:1/tcp/1/p2p/p", False),
+        ("/ip4/127.0.0.1/tcp/1/p2p/t", "/ip4/169.254.169.254/tcp/80/p2p/p", False),
+        ("/ip4/127.0.0.1/tcp/1/p2p/t", "/ip4/100.100.100.200/tcp/80/p2p/p", False),
+        ("/ip4/127.0.0.1/tcp/1/p2p/t", "/ip6/fd00:ec2::254/tcp/80/p2p/p", False),
+        ("/ip6/64:ff9b::102:304/tcp/1/p2p/t", "/ip4/10.0.0.1/tcp/2/p2p/p", False),
     ],
 )
 async def test_inner_addresses_are_dialled_only_for_who_was_reached_at_one(reached_at, address, dialled):

@@ -26,8 +26,38 @@ def test_addresses_that_are_never_asked():
         "::7f00:1",
         "nonsense",
         "",
+        # Metadata and platform services of clouds: Azure, Oracle, Alibaba, AWS, Google, Scaleway.
+        "168.63.129.16",
+        "::ffff:168.63.129.16",
+        "192.0.0.192",
+        "100.100.100.200",
+        "fd00:ec2::254",
+        "fd00:ec2::23",
+        "fd20:ce::254",
+        "fd00:42::42",
+        # IPv4 addresses in IPv6 ones: NAT64, Teredo, compatible, translated, ISATAP.
+        "64:ff9b:1::a00:1",
+        "2001:0:102:304::f5ff:fffe",
+        "::10.0.0.1",
+        "::ffff:0:10.0.0.1",
+        "2a00:1:2:3:0:5efe:10.0.0.1",
+        "2a00:1:2:3:200:5efe:10.0.0.1",
+        # No hosts of the Internet.
+        "0.1.2.3",
+        "192.0.0.9",
+        "192.88.99.1",
+        "fec0::1",
+        "feff::1",
+        "2001:10::1",
+        "3fff::1",
+        "5f00::1",
+        "ff02::1",
     ):
         assert reach_of(address) is Reach.NEVER, address
+    for address in ("2001:db8::1", "198.18.0.1", "203.0.113.5", "fc00::1", "2001:2::1", "172.31.0.1"):
+        assert reach_of(address) is Reach.PRIVATE, address
+    for address in ("168.63.129.17", "2a00:1450:4001:82a::200e", "2620:fe::fe"):
+        assert reach_of(address) is Reach.GLOBAL, address
     assert reach_of("::ffff:127.0.0.1") is Reach.LOOPBACK and reach_of("::1") is Reach.LOOPBACK
     assert reach_of("::ffff:10.0.0.1") is Reach.PRIVATE and reach_of("fd00::1") is Reach.PRIVATE
     assert reach_of("100.64.0.1") is Reach.PRIVATE
