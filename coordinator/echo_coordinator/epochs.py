@@ -98,15 +98,27 @@ class Fence:
         return self._highest.rank > self.own.message.rank
 
     def hear(self, raw: bytes | None) -> None:
-        """Take an epoch that somebody told. A higher one is noted in the folder, and ends `watch`.
+        """Take an epoch that somebody told. A higher one ends `watch`; the folder notes it if it can be written.
 
         Raises:
             MalformedMessage, BadSignature, Untrusted: it is no epoch of this run.
 
         """
         if self._highest.hear(raw):
-            note(self._folder, replace(read_noted(self._folder), other=raw))
             self._changed.set()
+            self._note_other()
+
+    def _note_other(self) -> str:
+        """Note the highest epoch in the folder. Returns why that cannot be, or nothing."""
+        highest = self._highest.signed
+        assert highest is not None
+        try:
+            noted = read_noted(self._folder)
+            if noted.other != highest.raw:
+                note(self._folder, replace(noted, other=highest.raw))
+        except LocalFault as e:
+            return str(e)
+        return ""
 
     def require(self) -> None:
         """Raise TakenOver when a higher epoch is known: nothing may be signed any more. From any thread."""
@@ -116,7 +128,9 @@ class Fence:
     def _end(self) -> NoReturn:
         other = self._highest.signed
         assert other is not None
-        raise TakenOver(taken_over(other.message, self.own.message.rank))
+        unnoted = self._note_other()
+        forgets = f". This folder will not remember it ({unnoted}): do not start it again" if unnoted else ""
+        raise TakenOver(taken_over(other.message, self.own.message.rank) + forgets)
 
     async def watch(self, directory: Directory) -> None:
         """Look for another coordinator with this key for ever. Raises TakenOver when there is one that began later."""

@@ -3,6 +3,7 @@
 Blocking and safe to call from several threads. The layout is drawn in `store`.
 """
 
+import contextlib
 import logging
 import os
 import re
@@ -41,6 +42,8 @@ class ManifestShelf:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._scan()
         self._head = self._read_manifest(self.folder / "head.bin")
+        self.owes_epoch = False
+        """Whether an epoch was taken that could not be written; take it again to try again."""
         raw = self.epoch()
         # A crash may have come between writing it and dropping what falls to it.
         if raw is not None and (epoch := _epoch(raw)) is not None:
@@ -69,14 +72,27 @@ class ManifestShelf:
     def take_epoch(self, signed: Signed[Epoch]) -> list[int]:
         """Persist a (checked) epoch, and drop the versions that fall to it. Returns those. Never lowers what is there.
 
-        Files of theirs that are being read stay readable to the end.
+        Files of theirs that are being read stay readable to the end. What falls is dropped even where the epoch cannot
+        be written (`owes_epoch`): a full disk must not keep a coordinator alive that was replaced. Again is fine.
         """
         with self._lock:
-            raw = self.epoch()
-            known = None if raw is None else _epoch(raw)
-            if known is None or known.rank < signed.message.rank:
-                write_atomically(self.folder / "epoch.bin", signed.raw)
-            return self._drop_fallen(signed.message)
+            self.owes_epoch = True
+            with contextlib.suppress(LocalFault):
+                self._write_epoch(signed)
+            fallen = self._drop_fallen(signed.message)
+            if self.owes_epoch:  # What fell has made room, perhaps.
+                try:
+                    self._write_epoch(signed)
+                except LocalFault as e:
+                    log.warning("epoch %d counts, and is not on disk yet: %s", signed.message.number, e)
+            return fallen
+
+    def _write_epoch(self, signed: Signed[Epoch]) -> None:
+        raw = self.epoch()
+        known = None if raw is None else _epoch(raw)
+        if known is None or known.rank < signed.message.rank:
+            write_atomically(self.folder / "epoch.bin", signed.raw)
+        self.owes_epoch = False
 
     def head(self) -> Signed[CheckpointManifest] | None:
         """Return the persisted head; None when there is none (or it is damaged, see `known_manifests`)."""

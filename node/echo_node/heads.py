@@ -19,7 +19,7 @@ from echo_swarm.directory.base import Directory, head_topic
 from echo_swarm.directory.reading import epochs_in, newest_head
 from echo_swarm.envelope import Signed
 from echo_swarm.epoch import Epoch
-from echo_swarm.errors import LocalFault, PeerFault, PeerUnreachable, Unavailable
+from echo_swarm.errors import PeerFault, PeerUnreachable, Unavailable
 from echo_swarm.invite import Invite
 from echo_swarm.manifest import CheckpointManifest
 from echo_swarm.transport.base import Host
@@ -67,8 +67,8 @@ class Heads:
         return signed
 
     async def hear(self, epoch: bytes | None) -> None:
-        """Take an epoch that somebody told. Raises PeerFault when it is none of this run, LocalFault."""
-        if self.trusted.hear(epoch):
+        """Take an epoch that somebody told. Raises PeerFault when it is none of this run."""
+        if self.trusted.hear(epoch) or self._store.owes_epoch:
             await self._take_epoch()
 
     async def look(self) -> int | None:
@@ -76,8 +76,10 @@ class Heads:
         invite = self._invite
         envelopes = await self._directory.find(head_topic(invite.run))
         for epoch in epochs_in(envelopes, run_id=invite.run, run_key=invite.key):
-            with contextlib.suppress(PeerFault, LocalFault):
+            with contextlib.suppress(PeerFault):
                 await self.hear(epoch)
+        if self._store.owes_epoch:
+            await self._take_epoch()
         least = self.trusted.epochs.rank
         record = newest_head(envelopes, run_id=invite.run, run_key=invite.key, at_least=least)
         return None if record is None else record.policy_version
@@ -86,7 +88,10 @@ class Heads:
         signed = self.trusted.epochs.signed
         assert signed is not None
         with anyio.CancelScope(shield=True):
-            self.replaced(signed.message, await to_thread.run_sync(self._store.take_epoch, signed))
+            again = self._store.owes_epoch
+            fallen = await to_thread.run_sync(self._store.take_epoch, signed)
+            if fallen or not again:
+                self.replaced(signed.message, fallen)
 
     async def manifest(self, version: int) -> Signed[CheckpointManifest]:
         """Return a trusted manifest: of `version`, or of a newer head if that is what there is by now.
@@ -98,6 +103,9 @@ class Heads:
         """
         head = self.trusted.head
         if head is not None and head.message.policy_version == version:
+            kept = self._store.head()
+            if kept is None or kept.digest != head.digest:  # The disk was full when it came.
+                await to_thread.run_sync(self._store.save_head, head)
             return head
         past = head is not None and version < head.message.policy_version
         kept = self._store.manifest(version) if past else None

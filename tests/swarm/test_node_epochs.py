@@ -12,6 +12,7 @@ from echo_swarm.envelope import seal
 from echo_swarm.epoch import Epoch, HighestEpoch
 from echo_swarm.identity import Identity
 from echo_swarm.records import HeadRecord
+from tests.support.small_disks import fill, small_disk
 from tests.swarm.support.node_harness import Swarm, make_swarm, until
 
 pytestmark = pytest.mark.anyio
@@ -84,3 +85,23 @@ async def test_records_of_others_and_forged_epochs_change_nothing(tmp_path: Path
         await running.node.policies._heads.look()
         assert running.node.link.is_up and running.node.link.joins == 1
         assert running.node.store.epoch() is None
+
+
+async def test_a_node_on_a_full_disk_leaves_at_once_and_remembers_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(policy_sync, "WATCH_S", 0.05)
+    swarm = make_swarm(tmp_path)
+    with small_disk(tmp_path / "disk", 24) as disk:
+        swarm.folder = disk
+        swarm.coordinator.publish(0)
+        async with swarm.serving(), swarm.node() as running:
+            await until(lambda: len(swarm.coordinator.accepted) >= 4)
+            ballast = fill(disk)
+            higher = epoch(swarm, 3)
+            await announce(swarm, higher)
+            await until(lambda: "was replaced" in running.node.activity.headline)
+            assert not running.node.link.is_up
+            assert running.node.store.epoch() is None and running.error is None
+            ballast.unlink()
+            await until(lambda: running.node.store.epoch() == higher)

@@ -1,7 +1,6 @@
 """Field case 19: a node on a real disk that is too small, or fills up while a version comes in."""
 
 import shutil
-import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from echo_node.node import Outcome
 from echo_swarm.manifest import ArtifactKind
+from tests.support.small_disks import fill, small_disk
 from tests.swarm.support.node_harness import RunningNode, Swarm, make_swarm, until
 
 pytestmark = pytest.mark.anyio
@@ -19,17 +19,8 @@ DISK_MB = 24
 @pytest.fixture
 def disk(tmp_path: Path) -> Generator[Path]:
     """A file system of DISK_MB of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
-    try:
+    with small_disk(tmp_path / "disk", DISK_MB) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def swarm_on(disk: Path, tmp_path: Path) -> Swarm:
@@ -92,13 +83,11 @@ async def test_a_disk_that_fills_while_a_version_comes_in_costs_that_version_unt
 
 
 async def test_on_a_full_disk_finished_work_waits_for_room_and_the_node_lives(disk: Path, tmp_path: Path) -> None:
-    swarm, ballast = swarm_on(disk, tmp_path), disk / "ballast"
+    swarm = swarm_on(disk, tmp_path)
     swarm.coordinator.publish(0)
     async with swarm.serving(), swarm.node() as running:
         await at_work(swarm)
-        with pytest.raises(OSError, match="No space left"), ballast.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 12))
+        ballast = fill(disk)
         await until(lambda: "waiting for room on the disk" in running.node.status().state, "the full disk is told")
         ballast.unlink()
         await at_work(swarm)

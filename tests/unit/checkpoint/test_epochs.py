@@ -1,5 +1,7 @@
 """What becomes of manifests when another coordinator takes over."""
 
+import contextlib
+
 import pytest
 
 from echo_swarm.checkpoint.store import VersionStore
@@ -9,6 +11,7 @@ from echo_swarm.epoch import EPOCH_LIMITS, Epoch
 from echo_swarm.errors import Untrusted
 from echo_swarm.identity import Identity
 from echo_swarm.manifest import CheckpointManifest
+from tests.support.small_disks import fill, small_disk
 
 
 def epoch_of(run, number: int, base: Signed[CheckpointManifest] | None, nonce: int = 0, signer=None) -> bytes:
@@ -142,3 +145,38 @@ def test_a_damaged_epoch_on_disk_stops_nobody(run, store, tmp_path, split):
     again = VersionStore(tmp_path, run.run_id)
     assert again.versions() == [12]
     assert head_of(run, *again.known_manifests(), epoch=again.epoch()).version == 12
+
+
+def test_on_a_full_disk_what_falls_is_gone_all_the_same_and_the_epoch_is_written_when_there_is_room(
+    run, tmp_path, split
+):
+    base, first, second, higher = split
+    with small_disk(tmp_path / "disk", 1) as disk:
+        store = VersionStore(disk, run.run_id)
+        store.add(base)
+        for raw in first:
+            signed = head_of(run).update(raw, 0.0)
+            store.add(signed)
+            store.save_head(signed)
+        ballast = fill(disk)
+        # What falls makes room, which somebody else takes at once.
+        fallen = [path for version in (13, 14) for path in store.version_folder(version).iterdir()]
+        with contextlib.ExitStack() as held:
+            for path in (*fallen, store.folder / "head.bin"):
+                held.enter_context(path.open("rb"))
+            assert store.take_epoch(unseal(higher, Epoch, EPOCH_LIMITS)) == [13, 14]
+            assert (store.versions(), store.head(), store.epoch(), store.owes_epoch) == ([12], None, None, True)
+        ballast.unlink()
+        assert store.take_epoch(unseal(higher, Epoch, EPOCH_LIMITS)) == []
+        assert (store.epoch(), store.owes_epoch) == (higher, False)
+        assert store.add(head_of(run).update(second[0], 0.0)).exists()
+
+
+def test_the_room_that_falls_free_is_enough_for_the_epoch(run, tmp_path, split):
+    _, first, _, higher = split
+    with small_disk(tmp_path / "disk", 1) as disk:
+        store = VersionStore(disk, run.run_id)
+        store.add(head_of(run).update(first[0], 0.0))
+        fill(disk)
+        assert store.take_epoch(unseal(higher, Epoch, EPOCH_LIMITS)) == [13]
+        assert (store.epoch(), store.owes_epoch) == (higher, False)

@@ -15,6 +15,7 @@ from echo_swarm.epoch import Epoch
 from echo_swarm.errors import LocalFault, TakenOver, Untrusted
 from echo_swarm.identity import Identity
 from echo_swarm.records import HeadRecord
+from tests.support.small_disks import fill, small_disk
 
 RUN = "ab" * 16
 KEY = Identity.from_seed(bytes(32))
@@ -72,6 +73,24 @@ def test_what_no_other_coordinator_signed_ends_nothing(tmp_path: Path) -> None:
     fence.hear(None)
     fence.require()
     assert begin(tmp_path / "run").own.message.number == 2
+
+
+async def test_a_coordinator_that_cannot_note_its_end_ends_all_the_same_and_says_that_its_folder_forgets(
+    tmp_path: Path,
+):
+    with small_disk(tmp_path / "disk", 1) as disk:
+        fence = begin(disk / "run")
+        ballast = fill(disk)
+        fence.hear(epoch(7))
+        assert fence.is_lost
+        with pytest.raises(TakenOver, match=r"epoch 7.* folder will not remember it \(.*do not start it again"):
+            fence.require()
+        ballast.unlink()
+        with anyio.fail_after(60), pytest.raises(TakenOver) as caught:
+            await fence.watch(MemoryDirectory(DirectoryStore(), KEY, ManualClock()))
+        assert "will not remember" not in str(caught.value)
+        with pytest.raises(TakenOver):
+            begin(disk / "run")
 
 
 def test_a_damaged_note_is_named_and_not_taken_for_none(tmp_path: Path) -> None:

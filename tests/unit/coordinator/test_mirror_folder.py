@@ -1,8 +1,6 @@
 """`echo-coordinator mirror`: the folder that a web server serves."""
 
 import shutil
-import subprocess
-from collections.abc import Generator
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from echo_coordinator.demo.run_file import to_toml
 from echo_coordinator.run_folder import RunFolder
 from echo_swarm.errors import LocalFault, SettingsError, StorageFull, Unavailable, UsageError
 from tests.support.hostile_http import serving_files
+from tests.support.small_disks import small_disk
 from tests.swarm.support.fake_coordinator import FakeCoordinator
 
 GGUF = {"f32": b"g" * 70_000}
@@ -180,30 +179,16 @@ def test_where_it_is_served_can_be_checked(run: Run):
         check_mirror(run.root, "example.org")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Generator[Path]:
-    """A file system of 4 MB of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def test_on_another_file_system_files_are_copied_until_it_is_full(run: Run, small_disk: Path):
-    run.out = small_disk / "mirror"
-    first = run.publish(0)
-    run.mirror()
-    assert run.served == named(*first) and run.lines[0].startswith("copied")
-    run.coordinator.publish(1, size_bytes=4_000_000)
-    with pytest.raises(StorageFull, match=r"MB left and the next file needs 4\.0 MB"):
+def test_on_another_file_system_files_are_copied_until_it_is_full(run: Run, tmp_path: Path):
+    with small_disk(tmp_path / "disk", 4) as disk:
+        run.out = disk / "mirror"
+        first = run.publish(0)
         run.mirror()
-    assert run.served == named(*first)
+        assert run.served == named(*first) and run.lines[0].startswith("copied")
+        run.coordinator.publish(1, size_bytes=4_000_000)
+        with pytest.raises(StorageFull, match=r"MB left and the next file needs 4\.0 MB"):
+            run.mirror()
+        assert run.served == named(*first)
 
 
 def test_two_commands_do_not_write_one_folder_at_the_same_time(run: Run):
