@@ -247,7 +247,8 @@ def mirror(
     versions = ", ".join(map(str, done.versions))
     removed = f", {done.removed} removed" if prune else ""
     typer.echo(f"versions {versions} are in {done.folder}")
-    typer.echo(f"{done.added} files added ({size(done.added_bytes)}), {done.kept} there already{removed}")
+    wrong = f" ({done.replaced} in place of wrong ones)" if done.replaced else ""
+    typer.echo(f"{done.added} files added ({size(done.added_bytes)}){wrong}, {done.kept} there already{removed}")
     if check is not None:
         typer.echo(f"{check_mirror(run, check)} files can be fetched from {check}")
     if not done.named:

@@ -5,6 +5,10 @@
 The run may be running: its store is only read, never opened as a `VersionStore`, which would tidy up behind the back of
 the coordinator. A file gets its name once it is whole, hashed and on disk; a version that the coordinator deletes
 meanwhile is left out.
+
+Others may write to DIR, so that nothing in it is believed: a file that is there already is hashed again, and one that
+is a link, or that somebody else may change, is replaced, never written to. The run's folder in it must be no
+link either: it would lead the files, and `--prune`, elsewhere.
 """
 
 import fcntl
@@ -20,7 +24,7 @@ from pathlib import Path
 
 from echo_coordinator.config import load_settings
 from echo_coordinator.run_folder import RunFolder
-from echo_swarm.checkpoint.files import explained, free_bytes, publish_file, remove_file, size_of
+from echo_swarm.checkpoint.files import explained, free_bytes, publish_file, remove_file
 from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.checkpoint.shelf import read_manifests
 from echo_swarm.checkpoint.store import SLACK_BYTES
@@ -30,6 +34,8 @@ from echo_swarm.render import size
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _UNFINISHED = ".adding-"
+SAY_EVERY_BYTES = 4 << 30
+"""While a file that is there already is hashed: some seconds."""
 
 Say = Callable[[str], None]
 
@@ -44,6 +50,8 @@ class Mirrored:
     added_bytes: int = 0
     kept: int = 0
     """Files that were there already."""
+    replaced: int = 0
+    """Of those added: in place of a file of that name that was not it, or that somebody else may change."""
     removed: int = 0
     named: bool = False
     """Whether the run's settings name a mirror."""
@@ -97,8 +105,10 @@ def write_mirror(root: Path, out: Path, *, prune: bool, say: Say) -> Mirrored:
 def _owned(folder: Path) -> Generator[None]:
     """Make the folder, keep other writers out, and remove what a killed one left."""
     with explained(folder):
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise UsageError(f"{folder} is a link or a file and must be a folder of its own; remove it")
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,10 +123,11 @@ def _owned(folder: Path) -> Generator[None]:
 
 def _add(source: Path, version: int, artifact: Artifact, done: Mirrored, say: Say) -> None:
     path = done.folder / artifact.digest.hex()
-    if size_of(path) == artifact.size_bytes:
+    what = f"{artifact.file_name} of version {version}"
+    taken = os.path.lexists(path)
+    if taken and _is_good(path, artifact, what, say):
         done.kept += 1
         return
-    what = f"{artifact.file_name} of version {version}"
     unfinished = done.folder / f"{_UNFINISHED}{secrets.token_hex(8)}"
     try:
         how = _copy(source / artifact.file_name, unfinished, artifact.size_bytes)
@@ -136,14 +147,44 @@ def _add(source: Path, version: int, artifact: Artifact, done: Mirrored, say: Sa
     finally:
         remove_file(unfinished)
     done.added += 1
+    done.replaced += taken
     done.added_bytes += artifact.size_bytes
-    say(f"{how}  {what} ({size(artifact.size_bytes)}) as {path.name[:12]}…")
+    instead = ", in place of a file that was not it," if taken else ""
+    say(f"{how}{instead}  {what} ({size(artifact.size_bytes)}) as {path.name[:12]}…")
+
+
+def _is_good(path: Path, artifact: Artifact, what: str, say: Say) -> bool:
+    """Whether a file that is there already is what it should be, and nobody else may change it, under any name."""
+    try:
+        status = path.lstat()
+        mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWOTH
+        if not mine or status.st_size != artifact.size_bytes:
+            return False
+        good = file_digest(path, _Progress(what, artifact.size_bytes, say)) == artifact.digest
+    except OSError:
+        return False
+    if good:
+        say(f"checked  {what} ({size(artifact.size_bytes)}): there already")
+    return good
+
+
+class _Progress:
+    """Says how far the hashing of a large file is."""
+
+    def __init__(self, what: str, total: int, say: Say) -> None:
+        self._what, self._total, self._say, self._next = what, total, say, SAY_EVERY_BYTES
+
+    def __call__(self, done: int) -> None:
+        if self._next <= done < self._total:
+            self._next = done + SAY_EVERY_BYTES
+            self._say(f"checking  {self._what}: {size(done)} of {size(self._total)}")
 
 
 def _copy(source: Path, unfinished: Path, size_bytes: int) -> str:
     """Link a file, or copy it where that cannot be; say which. Raises FileNotFoundError, StorageFull, LocalFault."""
-    mode = source.stat().st_mode
-    if mode & stat.S_IROTH:  # Else a web server could not read it, and the run's own file keeps its mode.
+    mode = source.lstat().st_mode
+    # Else a web server could not read it, or anybody write it.
+    if stat.S_ISREG(mode) and mode & (stat.S_IROTH | stat.S_IWOTH) == stat.S_IROTH:
         try:
             os.link(source, unfinished)
         except FileNotFoundError:
@@ -156,7 +197,7 @@ def _copy(source: Path, unfinished: Path, size_bytes: int) -> str:
         raise StorageFull(
             f"{unfinished.parent} has {size(free)} left and the next file needs {size(size_bytes)}; free some space"
         )
-    with source.open("rb") as original, explained(unfinished), unfinished.open("wb") as copy:
+    with source.open("rb") as original, explained(unfinished), unfinished.open("xb") as copy:
         shutil.copyfileobj(original, copy, 1 << 20)
         os.fchmod(copy.fileno(), 0o644)
         copy.flush()

@@ -1,11 +1,13 @@
 """`echo-coordinator mirror`: the folder that a web server serves."""
 
+import os
 import shutil
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from echo_coordinator.commands import mirror
 from echo_coordinator.commands.mirror import Mirrored, write_mirror
 from echo_coordinator.commands.mirror_check import check_mirror
 from echo_coordinator.demo.run_file import to_toml
@@ -100,6 +102,63 @@ def test_a_file_whose_name_is_taken_by_a_shorter_one_is_written_again(run: Run):
     folder.mkdir(parents=True)
     (folder / sha256(files[0].read_bytes()).hexdigest()).write_bytes(b"cut")
     assert run.mirror().added == 2 and run.served == named(*files)
+
+
+def test_a_file_of_the_right_length_and_another_content_is_replaced(run: Run, monkeypatch: pytest.MonkeyPatch):
+    files = run.publish(0)
+    run.mirror()
+    (name,) = named(files[0])
+    path = run.out / run.coordinator.run_id / name
+    path.unlink()
+    path.write_bytes(bytes(files[0].stat().st_size))
+    monkeypatch.setattr(mirror, "SAY_EVERY_BYTES", 1)
+    run.lines.clear()
+    done = run.mirror()
+    assert (done.added, done.replaced, done.kept) == (1, 1, 1) and run.served == named(*files)
+    assert any(line.startswith("linked, in place of a file that was not it,") for line in run.lines)
+    assert any(line.startswith("checked  model-f32.gguf of version 0 (70") for line in run.lines)
+    assert run.mirror().replaced == 0
+
+
+@pytest.mark.parametrize("how", ["symbolic link", "hard link", "of somebody else", "everybody may write it"])
+def test_what_lies_under_a_digest_is_replaced_and_never_written_to(run: Run, tmp_path: Path, how: str):
+    files = run.publish(0)
+    folder, elsewhere = run.out / run.coordinator.run_id, tmp_path / "elsewhere"
+    folder.mkdir(parents=True)
+    content = b"of others" if how == "hard link" else files[0].read_bytes()
+    elsewhere.write_bytes(content)
+    (name,) = named(files[0])
+    match how:
+        case "symbolic link":
+            (folder / name).symlink_to(elsewhere)
+        case _:
+            os.link(elsewhere, folder / name)
+    if how == "of somebody else":
+        try:
+            os.chown(elsewhere, 12_345, -1)
+        except PermissionError:
+            pytest.skip("only root can give a file away")
+    elsewhere.chmod(0o666 if how == "everybody may write it" else 0o644)
+    done = run.mirror()
+    assert (done.added, done.replaced) == (2, 1) and run.served == named(*files)
+    assert elsewhere.read_bytes() == content
+    assert not (folder / name).is_symlink() and (folder / name).stat().st_ino != elsewhere.stat().st_ino
+
+
+def test_the_runs_folder_in_it_may_not_be_a_link(run: Run, tmp_path: Path):
+    run.publish(0)
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / ("ab" * 32)).write_text("of others")
+    run.out.mkdir()
+    (run.out / run.coordinator.run_id).symlink_to(target)
+    with pytest.raises(UsageError, match="is a link or a file and must be a folder of its own"):
+        run.mirror(prune=True)
+    assert [path.read_text() for path in target.iterdir()] == ["of others"]
+    (run.out / run.coordinator.run_id).unlink()
+    (run.out / run.coordinator.run_id).symlink_to(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="is a link or a file"):
+        run.mirror()
 
 
 def test_a_file_that_others_may_not_read_is_copied_and_can_be_served(run: Run):
