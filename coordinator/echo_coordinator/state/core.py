@@ -94,6 +94,8 @@ class RunCore:
         """(group, member) taken back while being stored or scored: dropped as soon as that is over."""
         self.on_taken_back: Callable[[bytes], None] = lambda _tokens_digest: None
         """Told of accepted completions that are taken back."""
+        self.next_in_turn: Callable[[PeerId, int], list[PeerId]] = lambda _peer, _count: []
+        """Says who waits for places that a peer has made free."""
         self.last_cause = ""
         """Why the newest slot was taken back."""
         self._restore(connection)
@@ -194,8 +196,9 @@ class RunCore:
         now = self.clock.monotonic_s()
         self.accepted_rate.add(now, count)
         self.token_rate.add(now, tokens)
-        # Its allowance grew; a request of this peer may be waiting for that alone.
-        self.work_changed.notify_one(peer)
+        # Its allowance grew; a request of this peer may be waiting for that alone. Others may wait for its places.
+        for other in (*self.next_in_turn(peer, count), peer):
+            self.work_changed.notify_one(other)
         self.counters.add(WORK, "tokens", tokens)
         self.changed.notify()
 

@@ -5,7 +5,7 @@ A key costs nothing, so what one newcomer may do (`pace`) bounds nobody who make
 1. Of a training group they may have `unproven_share` (one member at least), of an evaluation nothing, until the group
    was on offer for `lease_target_s`; what proven peers left by then is everybody's. No rule while no proven peer is
    here: a new run has only newcomers.
-2. All of them behind one address hold at most `unproven_per_address` completions.
+2. All of them behind one address hold at most `unproven_per_address` completions, in fair turns (`address_turns`).
 
 What of this is trained on is bounded in `selection`: a batch waits for the audits of what is above the share. So these
 rules only decide who waits; nothing that was sampled is lost by them.
@@ -13,6 +13,7 @@ rules only decide who waits; nothing that was sampled is lost by them.
 
 from collections.abc import Callable
 
+from echo_coordinator.state.address_turns import AddressTurns
 from echo_coordinator.state.core import RunCore
 from echo_coordinator.state.groups import Group, SlotState
 from echo_coordinator.state.leases import Offer
@@ -32,6 +33,7 @@ class Newcomers:
         self._settings = settings
         self._is_proven = is_proven
         self._audited = audited
+        self._turns = AddressTurns(settings.unproven_per_address, core.leases.in_flight)
         self._offered: dict[int, float] = {}
         """Group → when an unproven peer was first kept from its open members."""
         self._ended: set[int] = set()
@@ -45,15 +47,29 @@ class Newcomers:
 
     def room(self, peer: PeerId, capacity: int) -> int:
         """Return how many of `capacity` completions a peer may have as far as its network address goes."""
+        network = self._bounded_by(peer)
+        now = self._core.clock.monotonic_s()
+        return self._turns.room(network, peer, self._sharing(network), capacity, now) if network else capacity
+
+    def take_turn(self, peer: PeerId, capacity: int) -> int:
+        """Return the same for a peer that asks for work; one that is turned away has its turn before those after it."""
+        room = self.room(peer, capacity)
+        if capacity and (network := self._bounded_by(peer)):
+            self._turns.asked(network, peer, room, self._core.clock.monotonic_s())
+        return room
+
+    def next_in_turn(self, peer: PeerId, count: int) -> list[PeerId]:
+        """Return who waits for the places behind its address that a peer has made free, and comes first."""
+        network = self._bounded_by(peer)
+        return self._turns.next(network, count, self._core.clock.monotonic_s()) if network else []
+
+    def _bounded_by(self, peer: PeerId) -> str:
         node = self._core.roster.get(peer)
-        if not self._audited or node is None or not node.network or self._is_proven(peer):
-            return capacity
-        held = sum(
-            self._core.leases.in_flight(other.peer)
-            for other in self._core.roster.nodes()
-            if other.network == node.network and not self._is_proven(other.peer)
-        )
-        return max(0, min(capacity, self._settings.unproven_per_address - held))
+        return "" if not self._audited or node is None or self._is_proven(peer) else node.network
+
+    def _sharing(self, network: str) -> list[PeerId]:
+        nodes = self._core.roster.nodes()
+        return [node.peer for node in nodes if node.network == network and not self._is_proven(node.peer)]
 
     def reserve_ended(self) -> bool:
         """Whether something that was kept for proven peers is everybody's since the last call."""

@@ -225,6 +225,8 @@ def _restore(
     plausibility = Plausibility(core.counters)
     audits.is_suspicious = plausibility.is_suspicious
     core.on_taken_back = plausibility.forget
+    newcomers = Newcomers(core, limits, is_proven=audits.is_proven, audited=settings.share > 0)
+    core.next_in_turn = newcomers.next_in_turn
     core.selector.unvetted, core.selector.unvetted_share = audits.unvetted, limits.unproven_share
 
     def why_barred(peer: PeerId) -> str:
@@ -263,5 +265,5 @@ def _restore(
         probes=Probes(core, probes, connection),
         audits=audits,
         bans=bans,
-        newcomers=Newcomers(core, limits, is_proven=audits.is_proven, audited=settings.share > 0),
+        newcomers=newcomers,
     )

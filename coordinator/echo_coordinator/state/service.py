@@ -234,7 +234,7 @@ class WorkService:
         alone, newcomers = self._is_alone(), self._state.newcomers
         return core.leases.grant(
             peer,
-            capacity=request.capacity if alone else newcomers.room(peer, request.capacity),
+            capacity=request.capacity if alone else newcomers.take_turn(peer, request.capacity),
             tokens_per_s=request.tokens_per_s,
             alone=alone,
             window=window,

@@ -1,5 +1,6 @@
 """How much of groups, batches and addresses unproven peers may take together, and that nothing stalls by it."""
 
+import anyio
 import pytest
 
 from echo_coordinator.state.audit_rows import Standing
@@ -142,6 +143,51 @@ async def test_newcomers_behind_one_address_hold_so_much_together(open_state: Op
         run.grant("old", 4, alone=False)
         rooms = {name: room(run.peer(name), 4) for name in ("ann", "bob", "old", "far", "unknown")}
         assert rooms == {"ann": 2, "bob": 2, "old": 4, "far": 4, "unknown": 4}
+
+
+async def test_a_fast_newcomer_does_not_take_the_places_that_others_behind_its_address_wait_for(open_state: OpenRun):
+    limits = {"unproven_share": 1.0, "unproven_per_address": 8}
+    async with open_state(standing=limits, group_size=8, max_staleness=4, probe_members=64) as run:
+        await run.publish(0)
+        await run.fill(6)
+        run.join("fast", "slow", "late", network="192.0.2.1")
+        turn, fast = run.state.newcomers.take_turn, run.peer("fast")
+        leases = run.grant("fast", turn(fast, 64), alone=False)
+        assert run.state.core.leases.in_flight(fast) == 8
+        assert [turn(run.peer(name), 4) for name in ("slow", "late")] == [0, 0]
+        (lease,) = leases
+        await run.state.core.save()
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                for name in ("slow", "late"):  # Their requests wait, and are woken.
+                    tasks.start_soon(run.state.core.work_changed.wait, 60, run.peer(name))
+                await anyio.lowlevel.checkpoint()
+                await run.push("fast", [run.complete(lease, member) for member in (0, 1, 2)])
+        # It asks first and comes last: three places, one for each who waits before it, and no more than its part.
+        assert turn(fast, 64) == 0
+        assert run.state.core.leases.in_flight(fast) == 5
+        assert turn(run.peer("slow"), 4) == 2
+        run.grant("slow", 2, alone=False)
+        assert turn(run.peer("late"), 4) == 1
+        run.grant("late", 1, alone=False)
+        await run.push("fast", [run.complete(lease, member) for member in (3, 4, 5, 6)])
+        assert turn(fast, 64) == 4, "nobody waits any more"
+
+
+async def test_who_was_turned_away_and_does_not_come_again_holds_no_place(open_state: OpenRun):
+    limits = {"unproven_share": 1.0, "unproven_per_address": 4}
+    async with open_state(standing=limits, group_size=8, max_staleness=4, probe_members=64) as run:
+        await run.publish(0)
+        await run.fill(2)
+        run.join("fast", "gone", network="192.0.2.1")
+        turn, fast = run.state.newcomers.take_turn, run.peer("fast")
+        (lease,) = run.grant("fast", turn(fast, 64), alone=False)
+        assert turn(run.peer("gone"), 4) == 0
+        await run.state.core.save()
+        await run.push("fast", [run.complete(lease, 0)])
+        assert turn(fast, 64) == 0
+        run.clock.advance(41)
+        assert turn(fast, 64) == 1
 
 
 async def test_the_training_sides_own_faults_are_held_against_nobody(open_state: OpenRun):
