@@ -43,6 +43,8 @@ def soak_run(folder: Path) -> Swarm:
             "group_size": MEMBERS,
             "groups_per_update": GROUPS,
             "beat_s": BEAT_S,
+            "retain_updates": 8,
+            "retain_leases": 40,
         },
         # Nobody computed what a scripted node says: an audit would end it.
         audits={"share": 0},

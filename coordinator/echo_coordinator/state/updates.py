@@ -92,6 +92,7 @@ class Updates:
         def job(db: Connection) -> None:
             rows.insert_update(db, record, [group.group_id for group in batch.groups])
             rows.prune(db, record.update_no - core.settings.retain_updates)
+            rows.prune_leases(db, record.update_no - core.settings.retain_leases)
             if digests:
                 rows.insert_version(db, new_version, digests, record.committed_at)
             # Counted here, so that the numbers are in this very transaction.

@@ -67,6 +67,9 @@ class WorkSettings(BaseModel):
     """Pushes taken but not yet on disk; beyond this, nodes are told to come back."""
     retain_updates: int = Field(default=8, ge=1)
     """Completions are deleted this many updates after they were trained or dropped."""
+    retain_leases: int = Field(default=1000, ge=1)
+    """Leases are deleted this many updates after their group was trained or dropped. Until then a node that was cut off
+    and pushes its work again hears how it was judged the first time; after that, that it is not known any more."""
 
     @model_validator(mode="before")
     @classmethod

@@ -359,3 +359,29 @@ async def test_old_completions_are_deleted_but_their_leases_still_refuse_replays
         assert db == [(1,)]
         assert await run.reasons("ann", made) == [Reason.ACCEPTED] * 4
         assert run.state.accepted() == 8
+
+
+async def test_old_leases_are_deleted_in_the_end_and_a_replay_is_refused_all_the_same(open_state):
+    async with open_state(retain_updates=1, retain_leases=2, groups_per_update=1) as run:
+        await run.publish(0)
+        await run.fill(1)
+        (lease,) = run.grant("ann")
+        made = [run.complete(lease, m) for m in range(4)]
+        await run.push("ann", made)
+        await run.score()
+        for version in range(1, 4):
+            kept = await run.state.core.committer.execute(
+                lambda db: db.execute("SELECT count(*) FROM leases WHERE group_id = 0").fetchone()[0]
+            )
+            assert kept == 1
+            await run.commit(await ready_batch(run), version)
+            await run.fill(1)
+            await run.work("ann")
+            await run.score()
+        db = await run.state.core.committer.execute(
+            lambda db: db.execute("SELECT DISTINCT group_id FROM leases ORDER BY group_id").fetchall()
+        )
+        assert db == [(1,), (2,), (3,)]
+        assert await run.reasons("ann", made) == [Reason.NO_LEASE] * 4
+    async with open_state(retain_updates=1, retain_leases=2, groups_per_update=1) as run:
+        assert run.state.updates.count == 3
