@@ -6,6 +6,7 @@
 
 Whoever calls and gets no answer takes the link down; the heartbeat makes sure that somebody does. Only four things
 end the node from here: the run is not there, the key is live elsewhere or banned, or the coordinator never answered.
+Anything else that it says instead of a Welcome (it is full, its disk is) is told, and a later hello tries again.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,9 +24,11 @@ from echo_swarm.epoch import NO_EPOCH, HighestEpoch, rank_of
 from echo_swarm.errors import (
     Banned,
     IdentityInUse,
+    MalformedMessage,
     PeerUnreachable,
     RemoteError,
     RunNotFound,
+    StorageFull,
 )
 from echo_swarm.invite import Invite
 from echo_swarm.manifest import MANIFEST_LIMITS, RunManifest
@@ -99,6 +102,7 @@ class Link:
         self._client: RpcClient | None = None
         self._changed = anyio.Event()
         self._loss = ""
+        self._told_skew_s = 0.0
         self._bytes_before = (0, 0)
         self.joins = 0
         """How often a hello was answered."""
@@ -124,6 +128,13 @@ class Link:
         """Leave a coordinator of which it is known by now that another one has taken over."""
         if self._client is not None and self._rank < self._epochs.rank:
             self._take_down(self._client, self._outdated())
+
+    def woken(self, what: str) -> None:
+        """Say hello anew at once, for the connection may be dead without our knowing: see `slumber`."""
+        self._activity.say(f"{what}; connecting to the coordinator anew")
+        self._backoff.reset()
+        if self._client is not None:
+            self._take_down(self._client, what)
 
     async def ready(self) -> None:
         """Wait until the link is up. The caller's wait is told by the link itself."""
@@ -165,7 +176,9 @@ class Link:
             IdentityInUse: another process with this key is live.
             Banned: the run's owner wants no work from this key.
             PeerUnreachable: no first answer within `patience_s`.
-            MalformedMessage, BadSignature, Untrusted: what it says about the run does not fit the invite.
+            MalformedMessage: the first answer cannot be read; later ones are tried again.
+            BadSignature, Untrusted: what it says about the run does not fit the invite.
+            StorageFull: no room for what the first answer brought.
 
         """
         started_s = self._clock.monotonic_s()
@@ -180,6 +193,12 @@ class Link:
                         "check that the run is started and the invite is current"
                     ) from e
                 self._activity.waits(Part.LINK, "the coordinator", str(e))
+            except RemoteError as e:
+                self._activity.waits(Part.LINK, "the coordinator to take this node in", str(e))
+            except (MalformedMessage, StorageFull) as e:
+                if not self.joins:
+                    raise
+                self._activity.waits(Part.LINK, "a hello to the coordinator to go well", str(e))
             await anyio.sleep(self._backoff.next_s())
             await self._dial()
 
@@ -216,11 +235,7 @@ class Link:
             raise refusal from e
         signed = check_run_manifest(welcome.run_manifest, run_id=self._invite.run, publisher_key=self._invite.key)
         skew_s = (sent_s + self._clock.wall_s()) / 2 - welcome.wall_s
-        if abs(skew_s) > SKEW_WARNING_S and not self.joins:
-            self._activity.say(
-                f"warning: this machine's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the "
-                "coordinator's; set it by NTP, or other peers will ignore what this node announces"
-            )
+        self._tell_skew(skew_s)
         return Joined(
             run=signed.message,
             run_envelope=signed.raw,
@@ -229,6 +244,20 @@ class Link:
             beat_s=welcome.beat_s,
             skew_s=skew_s,
         )
+
+    def _tell_skew(self, skew_s: float) -> None:
+        """Warn of a clock that is wrong, once; and again when it has changed, after a sleep say."""
+        wrong, news = abs(skew_s) > SKEW_WARNING_S, abs(skew_s - self._told_skew_s) > SKEW_WARNING_S
+        if wrong and news:
+            self._activity.say(
+                f"warning: this machine's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the "
+                "coordinator's; set it by NTP, or other peers will ignore what this node announces. Its work counts "
+                "all the same"
+            )
+        elif news and not wrong:
+            self._activity.say("this machine's clock agrees with the coordinator's again")
+        if news:
+            self._told_skew_s = skew_s if wrong else 0.0
 
     def _outdated(self) -> str:
         """Return why a coordinator is left."""

@@ -52,6 +52,7 @@ from echo_node.policy_sync import PolicySync
 from echo_node.prober import Prober
 from echo_node.pusher import Pusher
 from echo_node.self_report import SelfReport
+from echo_node.slumber import watch_for_sleep
 from echo_node.status import LocalStatus, write_status
 from echo_node.swaps import Swaps
 from echo_node.transfer_view import TransferView
@@ -69,8 +70,6 @@ from echo_swarm.errors import LocalFault, StorageFull
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.transport.base import Host
-
-"""Longest time between two status files."""
 
 
 class Outcome(StrEnum):
@@ -289,6 +288,7 @@ class Node:
                     ):
                         tasks.start_soon(part)
                     tasks.start_soon(self._peers.keep_known, self._paths.peers)
+                    tasks.start_soon(watch_for_sleep, self._seams.clock, self.link.woken)
                     await self._end.wait()
                     self.activity.doing("leaving")
                     async with told_while_leaving(self.activity.say, self._under_way, limit_s=2 * grace_s + FAREWELL_S):

@@ -17,7 +17,9 @@ from echo_swarm.trajectory import SUBMISSION_LIMITS, Reason, Submission, Verdict
 from echo_swarm.work import Push, PushReply
 
 PUSH_TIMEOUT_S = 60.0
-"""For up to 8 MiB over a slow uplink and the coordinator's disk."""
+"""For the coordinator's disk, and its answer."""
+SLOWEST_BYTES_PER_S = 32 << 10
+"""A submission of 8 MiB gets 256 s more: the coordinator waits as long for a frame to arrive."""
 IDLE_S = 30.0
 """How often an idle pusher looks for over-stale work."""
 MAX_ODD_ANSWERS = 5
@@ -84,9 +86,13 @@ class Pusher:
         if dropped:
             self._activity.say(f"dropped {dropped} trajectories that had become too old to be of use")
             self._on_settled()
-        if entry is not None:
-            await self._link.ready()
+        if entry is not None and self._link.is_up:
             return await self._push(entry)
+        if entry is not None:
+            # Looked at again before it is pushed: the outage may have made it over-stale.
+            with anyio.move_on_after(IDLE_S):
+                await self._link.ready()
+            return 0.0
         self._emptied.set()
         self._emptied = anyio.Event()
         with anyio.move_on_after(IDLE_S):
@@ -117,8 +123,9 @@ class Pusher:
     async def _push(self, entry: Entry) -> float:
         """Push once. Returns how long to wait before the next push."""
         first = await to_thread.run_sync(self._outbox.mark_sent, entry.id)
+        timeout_s = PUSH_TIMEOUT_S + len(entry.envelope) / SLOWEST_BYTES_PER_S
         try:
-            reply = await self._link.call("push", Push(envelope=entry.envelope), PushReply, timeout_s=PUSH_TIMEOUT_S)
+            reply = await self._link.call("push", Push(envelope=entry.envelope), PushReply, timeout_s=timeout_s)
         except PeerUnreachable:
             return 0.0  # The link tells people, and `ready` waits.
         except RemoteError as e:

@@ -35,6 +35,7 @@ from echo_node.peers import Peers
 from echo_node.policy_sync import PolicySync
 from echo_node.seeder_files import ALL_KINDS, SeederFiles
 from echo_node.seeder_report import SeederReport
+from echo_node.slumber import watch_for_sleep
 from echo_node.status import LocalStatus, write_status
 from echo_node.swaps import Swaps
 from echo_node.transfer_view import TransferView
@@ -217,6 +218,7 @@ class Seeder:
                     for part in parts:
                         tasks.start_soon(part)
                     tasks.start_soon(self._peers.keep_known, self._paths.peers)
+                    tasks.start_soon(watch_for_sleep, self._seams.clock, self.link.woken)
                     await self._end.wait()
                     self.activity.doing("leaving")
                     self.heartbeat.be_quiet()

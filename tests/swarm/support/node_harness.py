@@ -1,5 +1,6 @@
 """A coordinator and nodes on one memory network."""
 
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from echo_node.config import NodeConfig
 from echo_node.node import Node, NodeSeams, Outcome
 from echo_node.wanted import Wanted
 from echo_node.worker import OpenBackend
-from echo_swarm.clock import SystemClock
+from echo_swarm.clock import Clock, SystemClock
 from echo_swarm.directory.memory import DirectoryStore, MemoryDirectory
 from echo_swarm.errors import EchoError
 from echo_swarm.identity import Identity
@@ -24,6 +25,20 @@ from tests.swarm.support.puppet_backend import PuppetBackend
 
 PATIENCE_S = 120.0
 """After this a test fails; nothing is expected to take so long."""
+
+
+class SetClock:
+    """The machine's clocks, each set forward or back as a test wants."""
+
+    def __init__(self, *, wall_ahead_s: float = 0.0) -> None:
+        self.wall_ahead_s = wall_ahead_s
+        self.monotonic_ahead_s = 0.0
+
+    def wall_s(self) -> float:
+        return time.time() + self.wall_ahead_s
+
+    def monotonic_s(self) -> float:
+        return time.monotonic() + self.monotonic_ahead_s
 
 
 async def until(condition: Callable[[], object], what: str = "") -> None:
@@ -86,6 +101,7 @@ class Swarm:
         restarts: RestartPolicy | None = None,
         max_outbox_bytes: int = 64 << 20,
         wanted_files: Wanted | None = None,
+        clock: Clock | None = None,
         **config_fields: Any,
     ) -> AsyncGenerator[RunningNode]:
         """Run a node; leaving the block kills it."""
@@ -93,7 +109,7 @@ class Swarm:
         identity = identity or Identity.from_seed(name.encode().ljust(32, b"."))
         lines: list[str] = []
         async with self.network.host(identity, outbound_only=outbound_only) as host, anyio.create_task_group() as tasks:
-            clock = SystemClock()
+            clock = clock or SystemClock()
             seams = NodeSeams(
                 host=host,
                 directory=MemoryDirectory(self.directory, identity, clock),
