@@ -302,7 +302,8 @@ class Watch:
         if groups > (settings.max_staleness + 1) * settings.groups_per_update:
             _broken("bounded", f"{groups} groups under way")
         slots = sum(len(group.slots) for group in core.groups.by_id.values())
-        if len(list(core.leases.all())) > slots * settings.max_attempts:
+        spared = sum(slot.spared for group in core.groups.by_id.values() for slot in group.slots)
+        if len(list(core.leases.all())) > slots * settings.max_attempts + spared:
             _broken("bounded", f"more leases than {slots} slots can have had")
         if len(core.scoring) > slots + settings.group_size:
             _broken("bounded", f"{len(core.scoring)} completions wait for their reward, of {slots} slots")

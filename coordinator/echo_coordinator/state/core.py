@@ -62,6 +62,7 @@ class RunCore:
         self.leases = LeaseBook(self.groups, settings)
         self.counters = Counters(rows.load_counters(connection))
         self.roster = Roster(settings.beat_s)
+        self.leases.tries.source_of, self.leases.tries.others = self.roster.source_of, self.roster.is_from_elsewhere
         self.selector = Selector(settings)
         self.transfers = TransferTable()
         self.signal_window = SignalWindow(settings.group_size)
@@ -243,11 +244,11 @@ class RunCore:
         slot = group.slots[member]
         if slot.work:
             self.on_taken_back(slot.work.tokens_digest)
-        dropped = Dropped(
-            peer=PeerId(slot.work.peer if slot.work else ""), group=group, member=member, cause="failed audit"
-        )
+        peer = PeerId(slot.work.peer if slot.work else "")
+        dropped = Dropped(peer=peer, group=group, member=member, cause="failed audit")
         self.condemned.discard((group.group_id, member))
-        group.reopen(member, self.settings.max_attempts)
+        spared = not self.leases.tries.uses_up(slot, peer, self.clock.monotonic_s())
+        group.reopen(member, self.settings.max_attempts, spared=spared)
         self.groups.mark(group)
         return dropped
 

@@ -34,8 +34,8 @@ class SlotState(StrEnum):
     VOID = "void"
 
 
-MAX_GIVEN_BACK = 1000
-"""Of a slot. Beyond, handing back counts as a try, so that nothing goes on for ever."""
+MAX_SPARED = 1000
+"""Of a slot. Beyond, whatever comes of it counts as a try, so that nothing goes on for ever."""
 
 
 class GroupState(StrEnum):
@@ -78,8 +78,12 @@ class Slot:
     state: SlotState = SlotState.OPEN
     attempt: int = 0
     """Tries that failed so far."""
-    given_back: int = 0
-    """Those of them that were handed back unfinished: nobody's failure. Not kept over a restart."""
+    spared: int = 0
+    """Those of them that do not count: handed back unfinished, or a peer's second failure (`tries`)."""
+    losers: tuple[str, ...] = ()
+    """Whose failures were counted. Not kept over a restart."""
+    lost_since: float | None = None
+    """When the first of them came, monotonic seconds."""
     lease_id: bytes | None = None
     """The lease that holds or filled it."""
     work: Work | None = None
@@ -110,20 +114,20 @@ class Group:
         """Return the members in that state, ascending."""
         return [member for member, slot in enumerate(self.slots) if slot.state is state]
 
-    def drop(self, member: int, max_attempts: int, *, given_back: bool = False) -> None:
+    def drop(self, member: int, max_attempts: int, *, spared: bool = False) -> None:
         """Take back a slot: open again with another seed, or void when it was tried often enough.
 
-        Who hands work back uses up no try: else a few free identities could void whatever they lease.
+        `spared`: this was no try. Who hands work back, or fails again and again, could void whatever it leases.
         """
         slot = self.slots[member]
         slot.attempt += 1
-        slot.given_back += given_back and slot.given_back < MAX_GIVEN_BACK
-        slot.state = SlotState.VOID if slot.attempt - slot.given_back >= max_attempts else SlotState.OPEN
+        slot.spared += spared and slot.spared < MAX_SPARED
+        slot.state = SlotState.VOID if slot.attempt - slot.spared >= max_attempts else SlotState.OPEN
         slot.lease_id, slot.work, slot.reward = None, None, None
 
-    def reopen(self, member: int, max_attempts: int) -> None:
+    def reopen(self, member: int, max_attempts: int, *, spared: bool = False) -> None:
         """Take back a scored slot; a group that was ready is under way again."""
-        self.drop(member, max_attempts)
+        self.drop(member, max_attempts, spared=spared)
         if self.state is GroupState.READY:
             self.state, self.no_signal = GroupState.ACTIVE, False
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from echo_coordinator.state.groups import Group, GroupTable, SlotState
 from echo_coordinator.state.pace import Pace
 from echo_coordinator.state.staleness import VersionWindow
+from echo_coordinator.state.tries import Tries
 from echo_coordinator.state.work_settings import WorkSettings
 from echo_swarm.identity import PeerId
 from echo_swarm.trajectory import MAX_TRAJECTORIES, Reason
@@ -77,6 +78,7 @@ class LeaseBook:
         """Group → peers that failed at it, and until when others are asked first."""
         self._mean_tokens = settings.max_tokens / 2
         self.pace = Pace(settings)
+        self.tries = Tries(settings.lease_s)
         self.dirty: dict[bytes, LiveLease] = {}
         """Leases that the database has not seen in this form."""
 
@@ -244,16 +246,17 @@ class LeaseBook:
     def take_back(
         self, lease: LiveLease, member: int, cause: str, now: float, *, given_back: bool = False
     ) -> Dropped | None:
-        """Take back one slot that a lease holds; None if it does not. `given_back`: it uses up no try.
+        """Take back one slot that a lease holds; None if it does not. `given_back`: it uses up no try (see `tries`).
 
-        For `lease_s`, its peer is offered nothing of this group unless it is alone: one peer must not use up the tries.
+        For `lease_s`, its peer is offered nothing of this group unless it is alone: others come first.
         """
         group = self._groups.by_id.get(lease.group_id)
         lease.outstanding.discard(member)
         if group is None or group.slots[member].lease_id != lease.lease_id:
             return None
         self._barred.setdefault(lease.group_id, {})[lease.peer] = now + self._settings.lease_s
-        group.drop(member, self._settings.max_attempts, given_back=given_back)
+        spared = given_back or not self.tries.uses_up(group.slots[member], lease.peer, now)
+        group.drop(member, self._settings.max_attempts, spared=spared)
         self._groups.mark(group)
         return Dropped(peer=lease.peer, group=group, member=member, cause=cause)
 

@@ -76,6 +76,8 @@ class Rewards:
     def _unscorable(self, group: Group, member: int) -> None:
         work = group.slots[member].work
         peer = PeerId(work.peer if work else "")
-        group.drop(member, self._core.settings.max_attempts)
-        self._core.groups.mark(group)
-        self._core.on_dropped([Dropped(peer=peer, group=group, member=member, cause="unscorable")])
+        core = self._core
+        spared = not core.leases.tries.uses_up(group.slots[member], peer, core.clock.monotonic_s())
+        group.drop(member, core.settings.max_attempts, spared=spared)
+        core.groups.mark(group)
+        core.on_dropped([Dropped(peer=peer, group=group, member=member, cause="unscorable")])

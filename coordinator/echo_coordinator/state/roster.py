@@ -5,6 +5,7 @@ three beats, is either a quick restart or a copied key. It is put on trial: if t
 the trial ends (a live one beats within it), the newcomer is refused; else it takes over.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -93,6 +94,18 @@ class Roster:
             n for n in self._nodes.values() if n.live and n.role is Role.INFERENCE and not self.is_barred(n.peer)
         )
         return next(working, None) is not None and next(working, None) is None
+
+    def source_of(self, peer: PeerId) -> str:
+        """Return what a peer has in common with others that may be the same machine: its address, if that is known."""
+        node = self._nodes.get(peer)
+        return peer if node is None else node.network or peer
+
+    def is_from_elsewhere(self, sources: Collection[str]) -> bool:
+        """Whether a live peer that may be given work is from none of these sources."""
+        return any(
+            n.live and n.role is Role.INFERENCE and not self.is_barred(n.peer) and (n.network or n.peer) not in sources
+            for n in self._nodes.values()
+        )
 
     def restore(self, peer: PeerId, role: Role, backend: BackendReport | None, last_seen: float) -> None:
         """Know a peer from before the restart."""

@@ -27,10 +27,12 @@ def pack_slots(slots: Sequence[Slot]) -> bytes:
 def unpack_slots(data: bytes) -> list[Slot]:
     """Inverse of `pack_slots`."""
     slots: list[Slot] = []
-    for state, attempt, lease_id, reward, work in _msgpack.unpackb(data):
+    for state, attempt, lease_id, reward, work, *spared in _msgpack.unpackb(data):  # Not in rows of older versions.
         keys = ("peer", "digest", "tokens_digest", "oldest_version", "tokens", "size_bytes")
         made = None if work is None else Work(**dict(zip(keys, work, strict=True)))
-        slots.append(Slot(state=SlotState(state), attempt=attempt, lease_id=lease_id, reward=reward, work=made))
+        slot = Slot(state=SlotState(state), attempt=attempt, lease_id=lease_id, reward=reward, work=made)
+        slot.spared = spared[0] if spared else 0
+        slots.append(slot)
     return slots
 
 
@@ -38,7 +40,14 @@ def _slot_row(slot: Slot) -> list[object]:
     state = SlotState.FILLED if slot.state is SlotState.STORING else slot.state
     w = slot.work
     work = w and [w.peer, w.digest, w.tokens_digest, w.oldest_version, w.tokens, w.size_bytes]
-    return [state, slot.attempt, slot.lease_id, slot.reward, work]  # An enumeration's word is packed as text.
+    return [
+        state,
+        slot.attempt,
+        slot.lease_id,
+        slot.reward,
+        work,
+        slot.spared,
+    ]  # An enumeration's word is packed as text.
 
 
 def insert_groups(db: Connection, groups: Iterable[Group]) -> None:

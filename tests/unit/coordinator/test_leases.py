@@ -117,6 +117,50 @@ def test_one_peer_that_fails_at_once_whatever_it_gets_uses_up_one_try_of_a_group
     assert sum(slot.attempt for group in made.groups.by_id.values() for slot in group.slots) <= 4 + 2 + 1
 
 
+def fail(made: Book, peer: PeerId, now: float) -> None:
+    """Let a peer take the one slot there is and fail."""
+    (lease,) = made.grant(peer, 1, alone=True, now=now)
+    made.book.release(peer, [lease.lease_id], "failed", now, failed=True)
+
+
+def one_slot(**settings: object) -> Book:
+    made = Book(train=0, evaluate=1, lease_s=10, **settings)
+    made.book.tries.others = lambda sources: not {ANN, BOB, PeerId("cat")} <= set(sources)
+    return made
+
+
+def test_one_peer_alone_does_not_use_up_the_tries_of_a_slot_while_others_are_here():
+    made = one_slot(max_attempts=2)
+    for second in range(40):
+        fail(made, ANN, second)
+    slot = made.groups.by_id[0].slots[0]
+    assert (slot.state, slot.attempt - slot.spared) == (SlotState.OPEN, 1)
+    # Nobody else took it in four times `lease_s`: a prompt that nobody wants must end.
+    fail(made, ANN, 41)
+    assert slot.state is SlotState.VOID
+
+
+def test_peers_behind_one_address_count_as_one_and_two_from_elsewhere_as_two():
+    made = one_slot(max_attempts=2)
+    made.book.tries.source_of = lambda peer: "192.0.2.1" if peer.startswith("sybil") else peer
+    for number in range(30):
+        fail(made, PeerId(f"sybil {number}"), 1)
+    slot = made.groups.by_id[0].slots[0]
+    assert slot.state is SlotState.OPEN and slot.losers == ("192.0.2.1",)
+    fail(made, BOB, 2)
+    assert slot.state is SlotState.VOID
+
+
+def test_a_poisonous_prompt_ends_when_all_who_are_here_have_failed_at_it():
+    made = one_slot(max_attempts=4)
+    for peer in (ANN, ANN, BOB, PeerId("cat")):
+        fail(made, peer, 1)
+    slot = made.groups.by_id[0].slots[0]
+    assert (slot.state, slot.attempt - slot.spared) == (SlotState.OPEN, 3)
+    fail(made, ANN, 1)
+    assert slot.state is SlotState.VOID
+
+
 def test_work_handed_back_in_time_costs_nothing_and_a_held_lease_does():
     made = Book(train=20)
     made.show(ANN, 20)
@@ -257,7 +301,7 @@ def test_work_that_is_handed_back_uses_up_no_try_and_gets_another_seed():
     group = new_group(0, Prompt(index=0, prompt_ids=b""), 4, None)
     attempts = [group.slots[0].attempt]
     for _ in range(50):
-        group.drop(0, 3, given_back=True)
+        group.drop(0, 3, spared=True)
         attempts.append(group.slots[0].attempt)
     assert group.slots[0].state is SlotState.OPEN and len(set(attempts)) == len(attempts)
     for state in (SlotState.OPEN, SlotState.OPEN, SlotState.VOID):
