@@ -8,6 +8,7 @@ from pathlib import Path
 from echo_coordinator.loops.probing import ProbedTrainer
 from echo_coordinator.state.audit_rules import AGAINST, AuditVerdict, Finding, Recomputed, find, follow
 from echo_coordinator.state.audits import Share, worst
+from echo_coordinator.state.intake_rules import MOST_VERSIONS
 from echo_coordinator.state.rows import StoredTrajectory
 from echo_coordinator.state.run_state import RunState
 from echo_coordinator.trainer.probe_job import ProbeJob, ProbeRefused, ProbeText, ProbeValues
@@ -17,8 +18,6 @@ log = logging.getLogger(__name__)
 
 AUDIT_LIMIT_S = 1800.0
 """One forward pass over a few completions takes longer than this only in a hang."""
-MOST_VERSIONS = 8
-"""Of one completion. One that names more is not audited, and earns no trust."""
 Weights = Callable[[int, bool], Path | None]
 """The published weights of a version, given whether the trainer stands at it; an empty path: those it has. None: the
 file is gone."""
@@ -98,7 +97,7 @@ class Auditing:
 
 def _versions(made: StoredTrajectory) -> range:
     """Return the versions that may have made a completion; more than one if weights changed in its middle."""
-    if made.newest_version - made.oldest_version >= MOST_VERSIONS:
+    if made.newest_version - made.oldest_version >= MOST_VERSIONS:  # Accepted before there was that rule.
         raise ProbeRefused(f"versions {made.oldest_version} to {made.newest_version}: too many to recompute")
     return range(made.oldest_version, made.newest_version + 1)
 

@@ -7,7 +7,8 @@ For each trajectory:
 2. the verdict of an identical push again, `duplicate` for a different one of the same member;
 3. `late`: the slot has been given to somebody else, or its group is closed;
 4. `future_version`, `unknown_policy`: the versions exist and the artifact is one of those published for the newest;
-5. `stale`: older than `max_staleness` (training only);
+5. `stale`: older than `max_staleness` (training only); `unknown_policy`: more versions than an audit recomputes, or one
+   among them that was never published;
 6. `wrong_sampling`: not a version, temperature or seed that the lease asked for; `wrong_prompt`;
 7. `bad_length`: ids and log-probabilities in equal number, 1 to `max_tokens`;
 8. `out_of_vocabulary`;
@@ -31,6 +32,8 @@ from echo_swarm.trajectory import FinishReason, Reason, Trajectory
 
 LOGPROB_TOLERANCE = 1e-4
 """float32 rounding may leave the log of a probability of 1 a little above 0."""
+MOST_VERSIONS = 8
+"""That a completion may name. Each costs a forward pass more in an audit, and what cannot be audited is not taken."""
 _LOWEST_LOGPROB = -3.0e38
 """Below it is only minus infinity, that is a token that could not have been sampled."""
 
@@ -103,6 +106,11 @@ def _versions(trajectory: Trajectory, demand: Demand) -> Judgement | None:
         return _no(Reason.UNKNOWN_POLICY, f"no artifact of version {newest} has this digest")
     if demand.trains and not is_fresh(demand.trained_version, oldest, demand.max_staleness):
         return _no(Reason.STALE, f"version {oldest} at {demand.trained_version}, max_staleness {demand.max_staleness}")
+    if newest - oldest >= MOST_VERSIONS:
+        return _no(Reason.UNKNOWN_POLICY, f"versions {oldest} to {newest}: more than {MOST_VERSIONS} nobody recomputes")
+    for version in range(oldest, newest):
+        if version not in demand.artifacts:
+            return _no(Reason.UNKNOWN_POLICY, f"versions {oldest} to {newest}: {version} was never published")
     return None
 
 

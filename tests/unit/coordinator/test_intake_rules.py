@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from echo_coordinator.state.fault_quota import FAULTS
 from echo_coordinator.state.intake_rules import Demand, judge, work_digest
 from echo_swarm.codec import pack_f32, pack_u32
 from echo_swarm.trajectory import BehaviourPolicy, FinishReason, Reason, Trajectory
@@ -104,6 +105,28 @@ LENGTH = FinishReason.LENGTH
 )
 def test_the_first_broken_rule_is_the_reason(changes: dict[str, Any], asked: Demand, reason: Reason):
     assert judge(trajectory(**changes), asked, seed=7).reason is reason
+
+
+MANY = {version: frozenset({b"a" * 32}) for version in range(100) if version != 90}
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest", "reason"),
+    [
+        (92, 99, Reason.ACCEPTED),
+        (91, 99, Reason.UNKNOWN_POLICY),
+        (0, 99, Reason.UNKNOWN_POLICY),
+        (84, 91, Reason.UNKNOWN_POLICY),
+        (90, 91, Reason.UNKNOWN_POLICY),
+        (91, 92, Reason.ACCEPTED),
+    ],
+)
+def test_what_names_more_versions_than_an_audit_recomputes_or_one_that_never_was_is_refused(
+    oldest: int, newest: int, reason: Reason
+):
+    asked = demand(artifacts=MANY, trained_version=99, published_version=99, max_staleness=99, min_version=0)
+    assert judge(trajectory(oldest_version=oldest, newest_version=newest), asked, seed=7).reason is reason
+    assert reason is Reason.ACCEPTED or reason in FAULTS
 
 
 def test_the_digest_of_a_completion_changes_with_all_that_matters_and_nothing_else():
