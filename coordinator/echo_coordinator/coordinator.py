@@ -35,6 +35,7 @@ from echo_coordinator.loops.feeding import Scorers, feed_prompts, score_completi
 from echo_coordinator.loops.probing import Probing
 from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.loops.reporting import Reporter
+from echo_coordinator.loops.sparing import Sparing
 from echo_coordinator.loops.training import OpenTrainer, Trained, TrainingLoop
 from echo_coordinator.manifests import run_facts, write_run_manifest
 from echo_coordinator.peer_requests import PEER_REQUESTS
@@ -192,9 +193,7 @@ def _work_service(coordinator: Coordinator, publishing: Publishing, run_manifest
         head = publishing.head
         return Published(run_manifest=run_manifest, head_manifest=head and head.raw, epoch=fence.raw)
 
-    def status() -> dict[str, Any]:
-        return coordinator.reporter.status().model_dump(mode="json")
-
+    status = Sparing(lambda: coordinator.reporter.status().model_dump(mode="json"))
     return WorkService(coordinator.state, published=published, status=status, hear_epoch=hear, seen_at=host.seen_at)
 
 

@@ -174,7 +174,8 @@ class TransferTable:
         self, version: int, rows: Sequence[tuple[PeerId, _Row]], served: Mapping[bytes, int], now_s: float
     ) -> VersionTransfers:
         entry = self._versions[version]
-        coordinator, peers, mirrors, deltas, made, disk = (sum(row.counts[i] for _, row in rows) for i in range(6))
+        sums = [sum(column) for column in zip(*(row.counts for _, row in rows), strict=True)] or [0] * 6
+        coordinator, peers, mirrors, deltas, made, disk = sums
         timed = entry.published_s is not None
         named = _named(rows)
         return VersionTransfers(
