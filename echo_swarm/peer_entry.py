@@ -8,6 +8,9 @@ from echo_swarm.errors import UsageError
 from echo_swarm.identity import PeerId, public_key_of
 from echo_swarm.render import short_peer
 
+LEAST_CHARACTERS = 6
+"""Of the beginning or the end of a peer id that names a peer."""
+
 
 class PeerEntry(BaseModel):
     """All that a run knows of one peer. Fields may be added; readers ignore what they do not know."""
@@ -48,8 +51,10 @@ class PeerEntry(BaseModel):
 def resolve_peer(name: str, known: Iterable[str]) -> PeerId:
     """Return the peer that is meant by a whole peer id (known or not), or by the beginning or end of a known one.
 
+    A short end is no name: whoever makes keys can have one that ends like another peer's.
+
     Raises:
-        UsageError: nobody is meant, or several are.
+        UsageError: nobody is meant, or several are, or too little of the id is given.
 
     """
     wanted = name.strip().removeprefix("…")
@@ -58,10 +63,13 @@ def resolve_peer(name: str, known: Iterable[str]) -> PeerId:
         return PeerId(wanted)
     except UsageError:
         pass  # Not a whole one.
+    if len(wanted) < LEAST_CHARACTERS:
+        raise UsageError(f"{name!r} is too short for a peer; give {LEAST_CHARACTERS} characters of its id or more")
     found = sorted({peer for peer in known if wanted and (peer.startswith(wanted) or peer.endswith(wanted))})
     if len(found) == 1:
         return PeerId(found[0])
     if not found:
         raise UsageError(f"no peer of this run is called {name!r}; `echo-coordinator peers` lists them")
-    listed = ", ".join(short_peer(peer) for peer in found[:4]) + (", …" if len(found) > 4 else "")
+    alike = len({short_peer(peer) for peer in found[:4]}) < len(found[:4])
+    listed = ", ".join(peer if alike else short_peer(peer) for peer in found[:4]) + (", …" if len(found) > 4 else "")
     raise UsageError(f"{name!r} may be any of {len(found)} peers ({listed}); give more of its id")

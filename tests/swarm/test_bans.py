@@ -48,7 +48,7 @@ async def test_a_banned_node_is_told_why_and_leaves_also_after_a_restart_until_i
                 await until(lambda node=node: node.node.status().accepted >= 4, "both deliver")
             peer = bad.node.status().peer_id
             with pytest.raises(EchoError, match="may be any of 2 peers"):
-                await ask(run.folder, "ban", peer="12D3", reason="")
+                await ask(run.folder, "ban", peer="12D3Koo", reason="")
             reply = await ask(run.folder, "ban", peer=peer[-8:], reason="copies answers", take_back=True)
             assert reply["peer_id"] == peer
             await ends_banned(bad, "copies answers")

@@ -105,10 +105,10 @@ class Audits:
         failed = bool(self.standing(peer).failed)
         if not failed and not was_banned:
             return False
+        await self._core.committer.execute(lambda db: audit_rows.delete_standing(db, peer))
         self.standings.pop(peer, None)
         self._core.roster.suspended.discard(peer)
         self._restrain(peer, Standing())
-        await self._core.committer.execute(lambda db: audit_rows.delete_standing(db, peer))
         self._core.notify_all()
         return failed
 

@@ -78,6 +78,7 @@ class RunState:
 
     async def tick(self) -> None:
         """Do what time asks for. Call about once a second."""
+        await self.bans.write_owed()
         await self.core.tick()
         if self.newcomers.reserve_ended():
             self.core.work_changed.notify()

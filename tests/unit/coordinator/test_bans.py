@@ -13,7 +13,7 @@ from echo_coordinator.state.audits import Share
 from echo_coordinator.state.ban_rows import Ban
 from echo_coordinator.state.groups import SlotState
 from echo_coordinator.state.leases import LiveLease
-from echo_swarm.errors import RemoteError, UsageError
+from echo_swarm.errors import LocalFault, RemoteError, UsageError
 from echo_swarm.identity import Identity, PeerId
 from echo_swarm.peer_entry import PeerEntry, resolve_peer
 from echo_swarm.trajectory import Reason
@@ -131,6 +131,48 @@ async def test_a_ban_written_while_no_coordinator_ran_holds_from_the_start(open_
         assert held(run, "ann") == 0 and held(run, "bob") == 2
 
 
+def leave_room(run: Run, pages: int) -> None:
+    """Let the database grow by so many pages, beyond which its disk is full."""
+    connection = run.state.core.committer._connection
+    have = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {have + pages}")
+
+
+async def test_a_ban_that_cannot_be_written_holds_is_said_to_be_owed_and_is_written_later(open_state: OpenRun):
+    reason = "spam " * 2000  # More than what is free in the pages there are.
+    async with open_state() as run:
+        await begin(run, "ann", "bob")
+        ann = run.peer("ann")
+        leave_room(run, 0)
+        with pytest.raises(LocalFault, match=r"is banned, but that could not be written down .* tried again"):
+            await run.state.bans.ban(ann, reason, take_back=False)
+        with pytest.raises(RemoteError, match="banned"):
+            run.state.bans.refuse(ann)
+        await run.state.bans.write_owed()
+        leave_room(run, 10_000)
+        await run.state.tick()
+    async with open_state() as run:
+        assert run.state.bans.all[ann].reason == reason
+
+
+async def test_a_pardon_that_cannot_be_written_lifts_nothing(open_state: OpenRun):
+    async with open_state() as run:
+        await begin(run, "ann")
+        ann, state = run.peer("ann"), run.state
+        await fail_audit(run, "ann")
+        await state.bans.ban(ann, "spam", take_back=False)
+        connection = state.core.committer._connection
+        connection.execute("PRAGMA query_only = ON")
+        with pytest.raises(LocalFault):
+            await answer(state, "pardon", {"peer": ann})
+        with pytest.raises(LocalFault):
+            await state.audits.pardon(ann)
+        assert ann in state.bans.all and ann in state.core.roster.banned and state.audits.is_suspended(ann)
+        connection.execute("PRAGMA query_only = OFF")
+        assert (await answer(state, "pardon", {"peer": ann}))["was_banned"]
+        assert not state.bars(ann)
+
+
 async def test_a_pardon_makes_a_newcomer_of_who_was_banned_or_suspended(open_state: OpenRun):
     async with open_state() as run:
         await begin(run, "ann", "bob")
@@ -189,6 +231,16 @@ def test_a_shortened_name_means_one_peer_or_is_refused():
     assert resolve_peer(other, known) == PeerId(other)
     with pytest.raises(UsageError, match="may be any of 2 peers"):
         resolve_peer("12D3KooW", known)
-    for nobody in ("", "…", "nobody", ann + "x"):
+    for nobody in ("nobody", ann + "x"):
         with pytest.raises(UsageError, match="no peer of this run"):
             resolve_peer(nobody, known)
+    for short in ("", "…", ann[-1], f"…{ann[-5:]}", "12D3K"):
+        with pytest.raises(UsageError, match="too short for a peer; give 6 characters"):
+            resolve_peer(short, [ann])
+
+
+def test_a_peer_whose_key_was_made_to_end_as_another_ones_is_told_apart():
+    ann = Identity.from_seed(bytes(32)).peer_id
+    twin = PeerId(ann[:20] + "x" * 20 + ann[-8:])
+    with pytest.raises(UsageError, match=f"may be any of 2 peers .*{twin}.*give more of its id"):
+        resolve_peer(ann[-8:], [ann, twin])

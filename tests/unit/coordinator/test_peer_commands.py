@@ -49,7 +49,11 @@ def test_bans_and_pardons_of_a_stopped_run_are_kept(root: Path, capsys: pytest.C
 
 
 def test_names_that_fit_several_peers_or_none_change_nothing(root: Path, capsys: pytest.CaptureFixture[str]):
-    for name, said in (("12D3", "may be any of 2 peers"), ("zzz", "no peer of this run")):
+    for name, said in (
+        ("12D3Koo", "may be any of 2 peers"),
+        ("zzzzzz", "no peer of this run"),
+        (ANN[-1], "too short"),
+    ):
         with pytest.raises(UsageError, match=said):
             ban_peer(root, name, reason="", take_back=False)
     with pytest.raises(UsageError, match="at most 512"):
