@@ -114,9 +114,12 @@ def sample(arguments: argparse.Namespace) -> None:
             print(f"\r{len(done)} of {len(requests)}", end="", flush=True)
         if close := getattr(engine, "close", None):
             close()
-    made = [[asked[c.request_id % len(asked)], c.token_ids.tolist(), c.logprobs.tolist()] for c in done]
+    made = [
+        [asked[c.request_id % len(asked)], c.token_ids.tolist(), c.logprobs.tolist(), arguments.seed + c.request_id]
+        for c in done
+    ]
     arguments.out.write_text(json.dumps({"class": arguments.kind, "completions": made}), encoding="utf-8")
-    print(f"\r{arguments.kind}: {sum(len(ids) for _, ids, _ in made)} tokens")
+    print(f"\r{arguments.kind}: {sum(len(ids) for _, ids, _, _ in made)} tokens")
 
 
 def score(model: Any, made: list[Any], temperature: float = 1.0) -> list[dict[str, list[float]]]:
@@ -128,7 +131,7 @@ def score(model: Any, made: list[Any], temperature: float = 1.0) -> list[dict[st
     from echo_swarm.codec import pack_u32
 
     job = ProbeJob(
-        texts=tuple(ProbeText(prompt_ids=pack_u32(p), completion_ids=pack_u32(ids)) for p, ids, _ in made),
+        texts=tuple(ProbeText(prompt_ids=pack_u32(p), completion_ids=pack_u32(ids)) for p, ids, *_ in made),
         tokens=1,
         seed=0,
         end_token_ids=(0,),
@@ -142,8 +145,9 @@ def score(model: Any, made: list[Any], temperature: float = 1.0) -> list[dict[st
             "logprobs": v.logprobs.tolist(),
             "expected": v.expected.tolist(),
             "variance": v.variance.tolist(),
+            "below": v.below.tolist(),
         }
-        for v, (_, _, claimed) in zip(values, made, strict=True)
+        for v, (_, _, claimed, _) in zip(values, made, strict=True)
     ]
 
 
@@ -161,7 +165,7 @@ def signs(completions: list[Any]) -> dict[str, float]:
     found: Counter[str] = Counter(completions=len(completions))
     seen: set[tuple[int, ...]] = set()
     coincidences: list[float] = []
-    for _, ids, claimed in completions:
+    for _, ids, claimed, _ in completions:
         logprobs, tokens = np.array(claimed, dtype="<f4"), np.array(ids, dtype="<u4")
         found["certain"] += plausibility.is_certain(logprobs)
         found["constant"] += plausibility.is_constant(logprobs)

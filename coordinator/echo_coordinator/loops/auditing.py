@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from echo_coordinator.loops.probing import ProbedTrainer
-from echo_coordinator.state.audit_rules import AGAINST, AuditVerdict, Finding, Recomputed, find, follow
+from echo_coordinator.state.audit_rules import (
+    AGAINST,
+    DRAW_BY_SEED,
+    AuditVerdict,
+    Finding,
+    Recomputed,
+    find,
+    follow,
+    uniforms_of,
+)
 from echo_coordinator.state.audits import Share, worst
 from echo_coordinator.state.intake_rules import MOST_VERSIONS
 from echo_coordinator.state.rows import StoredTrajectory
@@ -70,9 +79,9 @@ class Auditing:
                 by_kind.setdefault((made.backend, made.precision), []).append(follow(by_version))
         except ProbeRefused as e:
             return Finding(verdict=AuditVerdict.NOT_AUDITED, detail=str(e))
-        before = self._state.audits.standing(share.peer).drift
+        before, allowed = self._state.audits.standing(share.peer), self._state.probes.allowed
         return worst(
-            [find(made, self._state.probes.allowed(share.peer, kind), before) for kind, made in by_kind.items()]
+            [find(made, allowed(share.peer, kind), before.drift, before.strays) for kind, made in by_kind.items()]
         )
 
     async def _recompute(
@@ -106,9 +115,12 @@ def _recomputed(made: StoredTrajectory, value: ProbeValues) -> Recomputed:
     claimed = unpack_f32(made.logprobs)
     if not len(claimed) == len(value.logprobs) == len(value.expected) == len(value.variance):
         raise ProbeRefused(f"the trainer gave {len(value.logprobs)} values for {len(claimed)} tokens")
+    follows = made.backend in DRAW_BY_SEED and len(value.below) == len(claimed)
     return Recomputed(
         claimed=claimed,
         logprobs=array("f", value.logprobs),
         expected=array("f", value.expected),
         variance=array("f", value.variance),
+        below=array("f", value.below) if follows else array("f"),
+        uniforms=uniforms_of(made.seed, len(claimed)) if follows else array("d"),
     )

@@ -4,7 +4,7 @@ import secrets
 from dataclasses import dataclass
 from sqlite3 import Connection
 
-from echo_coordinator.state.audit_rules import FREE, NOTHING, Drift, Finding
+from echo_coordinator.state.audit_rules import FREE, NO_STRAYS, NOTHING, Drift, Finding, Strays
 from echo_swarm.identity import PeerId
 
 PROBATION = 4
@@ -27,6 +27,8 @@ class Standing:
     """Of its last failure, for people."""
     drift: Drift = NOTHING
     """Of its clean audits."""
+    strays: Strays = NO_STRAYS
+    """Of the same."""
 
     @property
     def on_probation(self) -> bool:
@@ -102,9 +104,9 @@ def audited(db: Connection, first_group: int) -> set[tuple[int, PeerId]]:
 
 def write_standing(db: Connection, peer: PeerId, standing: Standing) -> None:
     """Write how a peer stands."""
-    drift = standing.drift
+    drift, strays = standing.drift, standing.strays
     db.execute(
-        "INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             peer,
             standing.clean,
@@ -114,6 +116,9 @@ def write_standing(db: Connection, peer: PeerId, standing: Standing) -> None:
             drift.tokens,
             drift.surprise,
             drift.variance,
+            strays.sum,
+            strays.room,
+            strays.variance,
         ),
     )
 
@@ -125,7 +130,10 @@ def delete_standing(db: Connection, peer: PeerId) -> None:
 
 def load_standings(db: Connection) -> dict[PeerId, Standing]:
     """Return how all peers stand that were ever audited."""
-    rows = db.execute("SELECT peer, clean, failed, until, detail, tokens, surprise, variance FROM standings")
+    rows = db.execute(
+        "SELECT peer, clean, failed, until, detail, tokens, surprise, variance, strays, strays_room, strays_variance "
+        "FROM standings"
+    )
     return {
         PeerId(peer): Standing(
             clean=clean,
@@ -133,6 +141,7 @@ def load_standings(db: Connection) -> dict[PeerId, Standing]:
             until=until,
             detail=detail,
             drift=Drift(tokens=tokens, surprise=surprise, variance=variance),
+            strays=Strays(sum=strays, room=room, variance=spread),
         )
-        for peer, clean, failed, until, detail, tokens, surprise, variance in rows
+        for peer, clean, failed, until, detail, tokens, surprise, variance, strays, room, spread in rows
     }

@@ -9,14 +9,17 @@ with the very file that the completion names and the temperature of training:
 
     delta     = claimed log p - recomputed log p                     does it compute what it says?
     surprise  = recomputed log p - its mean over all tokens there    was it drawn from the policy at all?
+    stray    = from the seed's uniform to where that token is drawn  was it drawn with the lease's seed?
 
 Honest arithmetic differs by what its class does, and by more where tokens are unlikely. Honest draws have surprises of
-mean 0 and known variance, whatever the model. Three tests, thresholds in docs/adr/0011-audits.md:
+mean 0 and known variance, whatever the model. Four tests, thresholds in docs/adr/0011-audits.md:
 
 1. `far`        the mean of |delta| is above what the class may have, with room for short shares
 2. `outlier`    too many tokens are further off than OUTLIER times that: a few numbers were made up
 3. `not_drawn`  the sum of the surprises is further from 0 than chance explains: other text, another temperature,
    greedy. Looked at in the share alone, and in all audits of the peer together: small cheats add up.
+4. `other_seed` the strays are more than the class's arithmetic moves draws: other seeds, of which the best was chosen,
+   or somebody else's completions. Of backends that draw by DRAW_BY_SEED only; looked at as `not_drawn` is.
 """
 
 import hashlib
@@ -24,8 +27,9 @@ import hmac
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from random import Random
 
 FREE = 16
 """Clean shares of a newcomer after which its audits become rarer."""
@@ -43,6 +47,11 @@ SLACK_DOWN = 12.0
 """Nats. What a few very improbable tokens, honestly drawn, may take from the sum."""
 SLACK_UP = 3.0
 """Nats. Likely tokens can add far less: at most the entropy each."""
+DRAW_BY_SEED = frozenset({"torch", "llama_cpp"})
+"""Backends that draw the n-th token with the n-th `Random(seed).random()`: the first id whose cumulative probability,
+ids in order, is above it."""
+MOST_MOVED = 0.5
+"""Share of all draws that arithmetic may move at most, however coarse."""
 
 
 class AuditVerdict(StrEnum):
@@ -55,11 +64,13 @@ class AuditVerdict(StrEnum):
     """Some of its log-probabilities are not."""
     NOT_DRAWN = "not_drawn"
     """Its tokens were not sampled from that version at the run's temperature."""
+    OTHER_SEED = "other_seed"
+    """Its tokens were not sampled with the seeds of their leases."""
     NOT_AUDITED = "not_audited"
     """The training side could not: no fault of the peer, and nothing in its favour."""
 
 
-AGAINST = (AuditVerdict.FAR, AuditVerdict.OUTLIER, AuditVerdict.NOT_DRAWN)
+AGAINST = (AuditVerdict.FAR, AuditVerdict.OUTLIER, AuditVerdict.NOT_DRAWN, AuditVerdict.OTHER_SEED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +81,10 @@ class Recomputed:
     logprobs: "array[float]"
     expected: "array[float]"
     variance: "array[float]"
+    below: "array[float]" = field(default_factory=lambda: array("f"))
+    """Probability of all ids below each token's. Empty, as the next: the seed cannot be followed."""
+    uniforms: "array[float]" = field(default_factory=lambda: array("d"))
+    """Of the lease's seed, see `uniforms_of`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +116,30 @@ NOTHING = Drift()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Strays:
+    """Summed strays of many tokens, in probability: how far each uniform lies outside its token's interval."""
+
+    sum: float = 0.0
+    room: float = 0.0
+    """What it would be on average if the class's arithmetic moved as many draws as it may."""
+    variance: float = 0.0
+    """Of that."""
+
+    def __add__(self, other: "Strays") -> "Strays":
+        """Return both together."""
+        return Strays(sum=self.sum + other.sum, room=self.room + other.room, variance=self.variance + other.variance)
+
+    @property
+    def limit(self) -> float:
+        """The most that is chance."""
+        return self.room + SIGMAS * math.sqrt(self.variance)
+
+
+NO_STRAYS = Strays()
+"""Of no tokens, or where seeds cannot be followed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """What an audit showed, with its figures."""
 
@@ -111,6 +150,8 @@ class Finding:
     bias: float = 0.0
     """Mean delta: above 0, the peer claims more than the trainer finds."""
     drift: Drift = NOTHING
+    """Of these tokens."""
+    strays: Strays = NO_STRAYS
     """Of these tokens."""
 
 
@@ -144,7 +185,36 @@ def follow(by_version: Sequence[Recomputed]) -> Recomputed:
         logprobs=array("f", (by_version[v].logprobs[place] for place, v in enumerate(chosen))),
         expected=array("f", (by_version[v].expected[place] for place, v in enumerate(chosen))),
         variance=array("f", (by_version[v].variance[place] for place, v in enumerate(chosen))),
+        below=array("f", (by_version[v].below[place] for place, v in enumerate(chosen) if by_version[v].below)),
+        uniforms=by_version[0].uniforms,
     )
+
+
+def uniforms_of(seed: int, count: int) -> "array[float]":
+    """Return array('d') of what the first `count` tokens of a completion are drawn with (`DRAW_BY_SEED`)."""
+    source = Random(seed)
+    return array("d", (source.random() for _ in range(count)))
+
+
+def strays_of(completions: Sequence[Recomputed], allowed: float) -> Strays:
+    """Return how far the seeds' uniforms are from the tokens.
+
+    A uniform that has nothing to do with its token lies b²/2 + t²/2 outside its interval on average, where b and t are
+    the probabilities below and above; the square of that is b³/3 + t³/3 on average. Arithmetic that changes a
+    log-probability by g moves a boundary by about g times a probability, so a draw across it with a probability of
+    that order, and then by no more than that: the sum is of the order of g². A share of `allowed` of all draws, moved
+    anywhere, is far more.
+    """
+    moved = min(MOST_MOVED, allowed)
+    strayed = room = variance = 0.0
+    for made in completions:
+        for below, logprob, uniform in zip(made.below, made.logprobs, made.uniforms, strict=False):
+            upto = below + math.exp(logprob)
+            above = max(0.0, 1.0 - upto)
+            strayed += max(0.0, below - uniform, uniform - upto)
+            room += moved * (below**2 + above**2) / 2
+            variance += moved * (below**3 + above**3) / 3
+    return Strays(sum=strayed, room=room, variance=variance)
 
 
 def rate(clean: int) -> float:
@@ -168,13 +238,16 @@ def is_chosen(secret: bytes, group_id: int, peer: str, work: Sequence[bytes], sh
     return drawn < share * 2**64
 
 
-def find(completions: Sequence[Recomputed], allowed: float, before: Drift) -> Finding:
+def find(
+    completions: Sequence[Recomputed], allowed: float, before: Drift, strays_before: Strays = NO_STRAYS
+) -> Finding:
     """Judge what one peer claimed.
 
     Args:
         completions: of one group and one class; at least one token in all.
         allowed: mean gap that the peer's class may have, see `probe_rules.allowed_gap`.
         before: of the peer's clean audits so far.
+        strays_before: likewise.
 
     """
     deltas = [c - r for made in completions for c, r in zip(made.claimed, made.logprobs, strict=True)]
@@ -185,7 +258,20 @@ def find(completions: Sequence[Recomputed], allowed: float, before: Drift) -> Fi
     )
     gap = math.fsum(map(abs, deltas)) / len(deltas)
     verdict, detail = _verdict(deltas, gap, allowed, drift, before)
-    return Finding(verdict=verdict, detail=detail, gap=gap, bias=math.fsum(deltas) / len(deltas), drift=drift)
+    strays = strays_of(completions, allowed)
+    if verdict is AuditVerdict.CLEAN and (strayed := _strayed(strays, strays_before)):
+        verdict, detail = AuditVerdict.OTHER_SEED, strayed
+    bias = math.fsum(deltas) / len(deltas)
+    return Finding(verdict=verdict, detail=detail, gap=gap, bias=bias, drift=drift, strays=strays)
+
+
+def _strayed(strays: Strays, before: Strays) -> str:
+    for seen, what in ((strays, "its tokens"), (strays + before, "the tokens of its audits together")):
+        if not seen.sum <= seen.limit:
+            return (
+                f"{what} were not drawn with the seeds of their leases: off by {seen.sum:.3g}, chance {seen.limit:.2g}"
+            )
+    return ""
 
 
 def _verdict(

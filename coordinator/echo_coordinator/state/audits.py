@@ -221,7 +221,12 @@ class Audits:
     def _after(self, peer: PeerId, finding: Finding) -> Standing:
         before = self.standing(peer)
         if finding.verdict is AuditVerdict.CLEAN:
-            return replace(before, clean=before.clean + 1, drift=before.drift + finding.drift)
+            return replace(
+                before,
+                clean=before.clean + 1,
+                drift=before.drift + finding.drift,
+                strays=before.strays + finding.strays,
+            )
         if finding.verdict is AuditVerdict.NOT_AUDITED:
             return before
         pause_s = min(LONGEST_SUSPENSION_S, self.settings.suspend_s * 4.0 ** min(before.failed, 16))

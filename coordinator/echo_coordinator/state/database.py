@@ -9,7 +9,7 @@ from pathlib import Path
 
 from echo_swarm.errors import LocalFault, StorageFull
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 APPLICATION_ID = 0x4563686F
 """'Echo', in the file's header: tells our files from other people's."""
 
@@ -160,6 +160,12 @@ _MIGRATIONS: tuple[str, ...] = (
         reason TEXT NOT NULL,         -- in the owner's words
         takes_back INTEGER NOT NULL   -- what it delivered and nobody trained on is not used either
     ) WITHOUT ROWID;
+    """,
+    """
+    -- Of the audits that `tokens` counts: how far seeds were from what was drawn, in probability.
+    ALTER TABLE standings ADD COLUMN strays REAL NOT NULL DEFAULT 0;
+    ALTER TABLE standings ADD COLUMN strays_room REAL NOT NULL DEFAULT 0;
+    ALTER TABLE standings ADD COLUMN strays_variance REAL NOT NULL DEFAULT 0;
     """,
 )
 

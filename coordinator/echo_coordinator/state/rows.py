@@ -222,6 +222,7 @@ class StoredTrajectory:
     finish_reason: str
     token_ids: bytes
     logprobs: bytes
+    seed: int
 
 
 def load_trajectories(db: Connection, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], StoredTrajectory]:
@@ -229,8 +230,8 @@ def load_trajectories(db: Connection, keys: Iterable[tuple[int, int]]) -> dict[t
     found: dict[tuple[int, int], StoredTrajectory] = {}
     for key in keys:
         row = db.execute(
-            "SELECT peer, oldest_version, newest_version, backend, precision, finish_reason, token_ids, logprobs "
-            "FROM trajectories WHERE group_id = ? AND member = ?",
+            "SELECT peer, oldest_version, newest_version, backend, precision, finish_reason, token_ids, logprobs, "
+            "seed FROM trajectories WHERE group_id = ? AND member = ?",
             key,
         ).fetchone()
         if row is not None:

@@ -36,7 +36,7 @@ class ProbeJob:
     weights: str = ""
     """A file of a published version to score with; empty: the weights of now."""
     spread: bool = False
-    """Whether `ProbeValues.expected` and `variance` are asked for."""
+    """Whether `ProbeValues.expected`, `variance` and `below` are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,8 @@ class ProbeValues:
     """Mean of the log-probability of a token drawn at each place (minus the entropy there), nats; see `spread`."""
     variance: "array[float]" = field(default_factory=lambda: array("f"))
     """Its variance, nats squared."""
+    below: "array[float]" = field(default_factory=lambda: array("f"))
+    """Probability of all ids below that one, at each place."""
 
 
 def pack_job(job: ProbeJob) -> dict[str, Any]:
@@ -86,7 +88,7 @@ def pack_values(values: tuple[ProbeValues, ...]) -> dict[str, Any]:
     """Return the frame of an answer."""
     return {
         "op": "probed",
-        "values": [[v.completion_ids, *map(pack_f32, (v.logprobs, v.expected, v.variance))] for v in values],
+        "values": [[v.completion_ids, *map(pack_f32, (v.logprobs, v.expected, v.variance, v.below))] for v in values],
     }
 
 
@@ -96,6 +98,8 @@ def unpack_values(frame: Mapping[str, Any]) -> tuple[ProbeValues, ...]:
         raise ProbeRefused(f"the trainer gives no values to probes: {frame.get('reason')}")
     found: list[ProbeValues] = []
     for ids, *numbers in frame["values"]:
-        logprobs, expected, variance = map(unpack_f32, numbers)
-        found.append(ProbeValues(completion_ids=ids, logprobs=logprobs, expected=expected, variance=variance))
+        logprobs, expected, variance, below = map(unpack_f32, numbers)
+        found.append(
+            ProbeValues(completion_ids=ids, logprobs=logprobs, expected=expected, variance=variance, below=below)
+        )
     return tuple(found)

@@ -41,6 +41,7 @@ def score_probes(
         values = ProbeValues(completion_ids=pack_u32(completion), logprobs=_array(spread.logprobs))
         if job.spread:
             values = replace(values, expected=_array(spread.expected), variance=_array(spread.variance))
+            values = replace(values, below=_array(spread.below))
         found.append(values)
     return tuple(found)
 

@@ -40,6 +40,8 @@ class TokenSpread:
     """Mean of the log-probability of a token drawn there: minus the entropy."""
     variance: Tensor
     """Of the same."""
+    below: Tensor
+    """Probability of all ids below that token's: where inverse-CDF sampling draws it from, up to its probability."""
 
 
 @torch.no_grad()
@@ -47,7 +49,7 @@ def token_spread(model: torch.nn.Module, packed: Packed, temperature: float, *, 
     """Run the model over `packed` as `token_logprobs` does, for audits."""
     with torch.autocast(packed.input_ids.device.type, dtype=torch.bfloat16, enabled=autocast):
         logits = model(input_ids=packed.input_ids, use_cache=False, logits_to_keep=packed.kept).logits
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    found: list[tuple[Tensor, ...]] = []
     pieces = zip(logits[packed.predicts].split(_ENTROPY_TOKENS), packed.targets.split(_ENTROPY_TOKENS), strict=True)
     for piece, targets in pieces:
         log_softmax = torch.log_softmax(piece.float() / temperature, dim=-1)
@@ -56,9 +58,12 @@ def token_spread(model: torch.nn.Module, packed: Packed, temperature: float, *, 
         # What cannot be drawn counts nothing: 0 x -infinity is no number.
         finite = log_softmax.masked_fill(probabilities == 0, 0.0)
         mean = (probabilities * finite).sum(-1)
-        found.append((chosen, mean, (probabilities * (finite - mean.unsqueeze(-1)) ** 2).sum(-1)))
-    logprobs, expected, variance = (torch.cat(column) for column in zip(*found, strict=True))
-    return TokenSpread(logprobs=logprobs, expected=expected, variance=variance)
+        variance = (probabilities * (finite - mean.unsqueeze(-1)) ** 2).sum(-1)
+        ids = torch.arange(piece.shape[-1], device=piece.device)
+        below = probabilities.masked_fill(ids >= targets.unsqueeze(-1), 0.0).sum(-1)
+        found.append((chosen, mean, variance, below))
+    logprobs, expected, variance, below = (torch.cat(column) for column in zip(*found, strict=True))
+    return TokenSpread(logprobs=logprobs, expected=expected, variance=variance, below=below)
 
 
 def from_logits(logits: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
