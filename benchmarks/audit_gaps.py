@@ -17,6 +17,7 @@ import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,15 @@ import numpy as np
 
 from benchmarks._report import write_report
 from echo_coordinator.state import plausibility
-from echo_coordinator.state.audit_rules import NOTHING, AuditVerdict, Recomputed, find
+from echo_coordinator.state.audit_rules import (
+    DRAW_BY_SEED,
+    NOTHING,
+    AuditVerdict,
+    Recomputed,
+    find,
+    strays_of,
+    uniforms_of,
+)
 from echo_coordinator.state.probe_rules import BOUNDS, allowed_gap
 from echo_node.backends.base import Completion, Engine, GenerationRequest, PolicyFiles
 
@@ -122,8 +131,8 @@ def sample(arguments: argparse.Namespace) -> None:
     print(f"\r{arguments.kind}: {sum(len(ids) for _, ids, _, _ in made)} tokens")
 
 
-def score(model: Any, made: list[Any], temperature: float = 1.0) -> list[dict[str, list[float]]]:
-    """Return for each completion what an audit compares."""
+def score(model: Any, made: list[Any], *, follows: bool, temperature: float = 1.0) -> list[dict[str, list[float]]]:
+    """Return for each completion what an audit compares; with its seed's uniforms if the class `follows` seeds."""
     import torch
 
     from echo_coordinator.trainer.probe_job import ProbeJob, ProbeText
@@ -145,19 +154,36 @@ def score(model: Any, made: list[Any], temperature: float = 1.0) -> list[dict[st
             "logprobs": v.logprobs.tolist(),
             "expected": v.expected.tolist(),
             "variance": v.variance.tolist(),
-            "below": v.below.tolist(),
+            "below": v.below.tolist() if follows else [],
+            "uniforms": uniforms_of(seed, len(claimed)).tolist() if follows else [],
         }
-        for v, (_, _, claimed, _) in zip(values, made, strict=True)
+        for v, (_, _, claimed, seed) in zip(values, made, strict=True)
     ]
 
 
 def shares(scored: list[dict[str, list[float]]], size: int, rounds: int) -> Iterator[list[Recomputed]]:
     """Draw completions as one peer would have contributed them to a group, `rounds` times all of them."""
     draw = random.Random(size)
-    made = [Recomputed(**{name: array("f", values) for name, values in one.items()}) for one in scored]
+    made = [_recomputed(one) for one in scored]
     for _ in range(rounds):
         order = draw.sample(made, len(made))
         yield from (order[i : i + size] for i in range(0, len(order) - size + 1, size))
+
+
+def _recomputed(one: dict[str, list[float]]) -> Recomputed:
+    return Recomputed(**{name: array("d" if name == "uniforms" else "f", values) for name, values in one.items()})
+
+
+def followed(scored: list[dict[str, list[float]]], bound: float) -> dict[str, float]:
+    """Return how far uniforms are from tokens, for the seeds drawn with and for others; 1: as if by chance."""
+    honest = [_recomputed(one) for one in scored]
+    others = [replace(one, uniforms=uniforms_of(number, len(one.claimed))) for number, one in enumerate(honest)]
+    chance = strays_of(honest, 0.5).room / 0.5
+    return {
+        "own_seeds": float(f"{strays_of(honest, bound).sum / chance:.2g}"),
+        "other_seeds": float(f"{strays_of(others, bound).sum / chance:.2g}"),
+        "allowed": min(0.5, bound),
+    }
 
 
 def signs(completions: list[Any]) -> dict[str, float]:
@@ -190,8 +216,8 @@ def judge(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     runs: list[dict[str, Any]] = []
     for file in arguments.files:
         content = json.loads(file.read_text(encoding="utf-8"))
-        scored = score(model, content["completions"])
-        precision = content["class"].split("/")[1]
+        backend, precision = content["class"].split("/")
+        scored = score(model, content["completions"], follows=backend in DRAW_BY_SEED)
         deltas = [c - r for one in scored for c, r in zip(one["claimed"], one["logprobs"], strict=True)]
         made = {"class": content["class"], "tokens": len(deltas), **_figures(deltas)}
         made["signs"] = signs(content["completions"])
@@ -202,6 +228,8 @@ def judge(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             for size in (1, 2, 4, 8):
                 verdicts.update(find(share, bound, NOTHING).verdict.value for share in shares(scored, size, 4))
             made[name] = {"bound": bound, **verdicts}
+        if backend in DRAW_BY_SEED:
+            made["strays"] = followed(scored, bounds["then"])
         finer = {of: BOUNDS[of][0] for of in ("float32", "f16", "q8_0") if BOUNDS[of][0] < BOUNDS[precision][0]}
         for of, bound in finer.items():
             found = [find(share, bound, NOTHING).verdict is not AuditVerdict.CLEAN for share in shares(scored, 4, 4)]
