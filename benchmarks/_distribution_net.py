@@ -22,6 +22,8 @@ import psutil
 
 PREFIX = "echo-bench"
 BURST = "32kb"
+CONGESTION_CONTROL = "cubic"
+"""Of TCP on all hosts: what home machines have, whatever this one's default is."""
 QUEUE = "100ms"
 """What waits for a link at most, as in a home router."""
 COMMAND_S = 30.0
@@ -76,6 +78,8 @@ class Net:
             _run("ip", "-n", bridge, "link", "set", port, "master", "br0", "up")
             _run("ip", "-n", here, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
             _run("ip", "-n", here, "link", "set", "eth0", "up")
+            near = ["10.77.0.0/24", "dev", "eth0", "proto", "kernel", "scope", "link", "src", self.address(host)]
+            _run("ip", "-n", here, "route", "replace", *near, "congctl", CONGESTION_CONTROL)
             _run("ip", "-n", here, "route", "add", "default", "via", self.address(0 if host else 1))
 
     def shape(self, rate_mbit: float | None) -> None:

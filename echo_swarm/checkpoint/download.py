@@ -118,16 +118,15 @@ class Download:
 
     async def _discover(self) -> None:
         """Keep conversations going with as many sources as allowed, until none is left."""
-        next_look_s = float("-inf")
+        looked_s = float("-inf")
         starved_since_s: float | None = None
         patience_s = self._settings.starve_s if callable(self._sources) else 0.0
         async with anyio.create_task_group() as tasks:
             while True:
                 now_s = anyio.current_time()
-                if now_s >= next_look_s:
+                if now_s - looked_s >= self._look_every_s:
                     await self._learn(now_s)
-                    idle = self._book.active == 0
-                    next_look_s = now_s + (self._settings.refresh_s if idle else self._settings.providers_every_s)
+                    looked_s = now_s
                 self._know(self._interest.connected(self._artifact.digest, now_s), now_s)
                 for peer in self._book.start(now_s):
                     tasks.start_soon(self._ask, peer)
@@ -145,6 +144,15 @@ class Download:
                 self._source_ended = anyio.Event()
                 with anyio.move_on_after(_LOOK_S):
                     await self._source_ended.wait()
+
+    @property
+    def _look_every_s(self) -> float:
+        """How long it takes until the callable is asked for providers again."""
+        settings, active = self._settings, self._book.active
+        if active == 0:
+            return settings.refresh_s
+        enough = active >= settings.enough_sources and self._plan.has_work
+        return settings.greet_s if enough else settings.providers_every_s
 
     async def _learn(self, now_s: float) -> None:
         peers = self._sources

@@ -55,14 +55,24 @@ class Common:
     """Told whom a source names."""
     end: Callable[[EchoError | None], None]
     """Ends the download: with a fault, or because nothing is missing."""
-    changed: anyio.Event = field(default_factory=anyio.Event)
+    _asleep: dict[PeerId, anyio.Event] = field(default_factory=dict[PeerId, anyio.Event])
+    """Of each source that there was nothing to ask of."""
     unanswered: int = 0
     """Sources that have not said yet what they have."""
 
-    def wake(self) -> None:
-        """Let all who wait for something to ask look again."""
-        self.changed.set()
-        self.changed = anyio.Event()
+    def wake(self, peer: PeerId | None = None) -> None:
+        """Look again whether there is something to ask of a source; of all, without one."""
+        for event in list(self._asleep.values()) if peer is None else filter(None, [self._asleep.get(peer)]):
+            event.set()
+
+    async def sleep(self, peer: PeerId, most_s: float) -> None:
+        """Wait until it is worth a look what to ask of a source."""
+        self._asleep[peer] = anyio.Event()
+        try:
+            with anyio.move_on_after(most_s):
+                await self._asleep[peer].wait()
+        finally:
+            del self._asleep[peer]
 
 
 class Exchange:
@@ -109,8 +119,7 @@ class Exchange:
                     rate.charge(self._bytes_of(run))
                     tasks.start_soon(self._request, run)
                     continue
-                with anyio.move_on_after(min(_IDLE_S, pause_s) if pause_s > 0 else _IDLE_S):
-                    await self._common.changed.wait()
+                await self._common.sleep(talk.peer, min(_IDLE_S, pause_s) if pause_s > 0 else _IDLE_S)
 
     async def _next_run(self, now_s: float, tasks: TaskGroup) -> Sequence[int]:
         """Return the pieces to ask of the source in one request now."""
@@ -164,7 +173,7 @@ class Exchange:
         finally:
             talk.choosing = False
         if count:
-            self._common.wake()
+            self._common.wake(talk.peer)
 
     async def _refresh(self) -> None:
         """Follow what the source has, and whom it knows of."""
@@ -179,14 +188,15 @@ class Exchange:
                 return talk.end(e)
             if have.held != before:
                 plan.update(talk.peer, have)
-                self._common.wake()
+                self._common.wake(talk.peer)
             if have.complete:
                 pause_s = min(settings.greet_s, 2 * max(pause_s, settings.greet_first_s))
             elif have.held <= before:
                 pause_s = settings.refresh_s
             else:
-                # News is urgent only while there is little to ask for.
-                pause_s = settings.refresh_s if plan.stock(talk.peer) > settings.window else 0.0
+                # The less there is to ask for, the more urgent is news.
+                enough = max(1, 2 * plan.window(talk.peer))
+                pause_s = settings.refresh_s * min(1.0, plan.stock(talk.peer) / enough)
 
     async def _request(self, run: Sequence[int]) -> None:
         common = self._common
@@ -204,9 +214,10 @@ class Exchange:
             common.end(None)
 
     def _settle(self, run: Sequence[int]) -> None:
-        for index in run:
-            self._common.plan.settle(self._talk.peer, index, anyio.current_time())
-        self._common.wake()
+        peer, now_s = self._talk.peer, anyio.current_time()
+        # Waking all for each piece would cost more than the pieces.
+        freed = [self._common.plan.settle(peer, index, now_s) for index in run]
+        self._common.wake(None if any(freed) else peer)
 
     async def _fetch(self, run: Sequence[int]) -> None:
         talk, digest, settings = self._talk, self._artifact.digest, self._common.settings

@@ -195,12 +195,16 @@ class PiecePlan:
             self._ask(source, index, now_s)
         return index
 
-    def settle(self, peer: PeerId, index: int, now_s: float) -> None:
-        """Say that a request is over: answered (then `have` has the piece) or given up."""
+    def settle(self, peer: PeerId, index: int, now_s: float) -> bool:
+        """Say that a request is over: answered (then `have` has the piece) or given up.
+
+        Returns whether other sources may be asked for something now that they could not be asked for before.
+        """
         source = self._sources.get(peer)
         asked_at = None if source is None else source.asked.pop(index, None)
         if source is None or asked_at is None:
-            return
+            return False
+        full = self._in_flight >= self._max_in_flight
         if index in self._have:
             elapsed = now_s - asked_at
             source.piece_s = elapsed if source.piece_s == 0 else 0.7 * source.piece_s + 0.3 * elapsed
@@ -209,6 +213,7 @@ class PiecePlan:
             elif elapsed > 2 * _QUEUE_S:
                 source.window = max(_LEAST_WINDOW, source.window - 1)
         self._unask(index)
+        return full or index not in self._have
 
     def _ask(self, source: _Source, index: int, now_s: float) -> None:
         source.asked[index] = now_s

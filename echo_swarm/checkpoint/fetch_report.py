@@ -63,6 +63,9 @@ class FetchSettings:
     """How often a peer that has everything is asked again: it then knows that we want it still, and says who else."""
     providers_every_s: float = 2.0
     """How often a callable is asked for providers; every `refresh_s` while nobody is being asked."""
+    enough_sources: int = 4
+    """With so many being asked, `greet_s` passes before it is asked again: those name others, and a search of the
+    directory costs more bytes with every peer in it."""
     starve_s: float = 20.0
     """How long to wait while nobody who is asked has a piece that is missing; and, when `sources` is a callable, for a
     provider to appear when none is left."""

@@ -450,6 +450,25 @@ async def test_a_provider_that_appears_later_is_found(tmp_path):
             await fetched(fetcher, version, providers)
 
 
+async def test_the_directory_is_left_alone_while_enough_peers_have_something_to_give(tmp_path):
+    version = version_of(1)
+    async with swarm_in(tmp_path) as swarm:
+        seeders = [(await swarm.seeder(version)).peer for _ in range(5)]
+        for count, often in ((5, False), (3, True)):
+            asked = 0
+
+            async def providers(count: int = count):
+                nonlocal asked
+                asked += 1
+                return seeders[:count]
+
+            # 400 ms a piece from each, so that the download lasts for dozens of looks.
+            settings = FetchSettings(providers_every_s=0.05, max_bytes_per_s=len(version.data) / 1.5)
+            fetcher = await swarm.fetcher(settings=settings)
+            await fetched(fetcher, version, providers)
+            assert (asked > 2) is often
+
+
 async def test_a_version_deleted_under_a_download_is_given_up_and_the_newest_is_fetched(tmp_path):
     versions = [version_of(number) for number in range(6)]
     async with swarm_in(tmp_path) as swarm:

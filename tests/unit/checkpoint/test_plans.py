@@ -222,6 +222,29 @@ def test_what_a_lost_source_was_asked_for_is_asked_of_others():
     assert plan.take("B", 0.0) in (0, 1)
 
 
+def test_a_piece_that_came_gives_others_work_only_where_all_places_were_taken():
+    have = PieceMap(6)
+    plan = plan_of(have, max_in_flight=2)
+    for peer in "AB":
+        plan.update(peer, PieceMap.full(6))
+    first = plan.take("A", 0.0)
+    have.add(first)
+    assert not plan.settle("A", first, 1.0)
+    assert plan.take("A", 1.0) is not None
+    piece = plan.take("B", 1.0)
+    assert plan.take("A", 1.0) is None
+    have.add(piece)
+    assert plan.settle("B", piece, 2.0)
+
+
+def test_a_piece_that_did_not_come_gives_others_work():
+    plan = plan_of(PieceMap(6))
+    for peer in "AB":
+        plan.update(peer, PieceMap.full(6))
+    assert plan.settle("A", plan.take("A", 0.0), 1.0)
+    assert not plan.settle("A", 5, 1.0)
+
+
 def test_the_stock_of_a_source_is_what_is_missing_and_asked_of_nobody():
     have, few = PieceMap(20), PieceMap(20)
     for index in (3, 11, 12):

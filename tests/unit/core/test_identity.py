@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 import threading
+from collections import OrderedDict
 from pathlib import Path
 
 import base58
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echo_swarm import identity
 from echo_swarm.errors import BadSignature, UsageError
 from echo_swarm.identity import Identity, load, load_or_create, peer_id_of, public_key_of, verify
 
@@ -64,6 +66,24 @@ def test_a_signature_fits_its_message_and_key_only() -> None:
     ):
         with pytest.raises(BadSignature):
             verify(key, message, candidate)
+    verify(alice.public_key, b"message", signature)
+
+
+def test_what_is_remembered_of_good_signatures_is_bounded_and_never_the_bad_or_the_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(identity, "_good", OrderedDict())
+    monkeypatch.setattr(identity, "_MAX_GOOD", 8)
+    alice = Identity.from_seed(KNOWN_SEED)
+    with pytest.raises(BadSignature):
+        verify(alice.public_key, b"never signed", bytes(64))
+    long = bytes(identity._SHORT_BYTES + 1)
+    verify(alice.public_key, long, alice.sign(long))
+    assert not identity._good
+    for number in range(20):
+        message = number.to_bytes(8, "little")
+        verify(alice.public_key, message, alice.sign(message))
+    assert len(identity._good) == 8
 
 
 def test_a_new_key_is_created_once_and_only_for_its_owner(tmp_path: Path) -> None:
