@@ -20,6 +20,15 @@ app = typer.Typer(
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", help="Where this node keeps its key and its work.", show_default=False)
 ]
+Patience = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=86_400,
+        help="Seconds to try to reach the run: 60, or without end where this machine was in it before.",
+        show_default=False,
+    ),
+]
 MaxUpload = Annotated[
     float | None, typer.Option(help="Most Mbit/s of model versions to other peers.", show_default=False)
 ]
@@ -72,7 +81,7 @@ def join(
         list[str] | None,
         typer.Option(help="Of a seeder, repeatable: safetensors, gguf, delta, lora, lora-gguf; all by default."),
     ] = None,
-    patience: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds to keep trying to reach the run.")] = 60.0,
+    patience: Patience = None,
     state_dir: StateDir = None,
 ) -> None:
     """Join a run and work for it until it is finished or Ctrl+C is pressed."""

@@ -13,6 +13,7 @@
 Settings come from flags alone; only the entry point looks at the environment, to find the state folder.
 """
 
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -50,8 +51,9 @@ class NodeConfig(BaseModel):
     """Multiaddresses to listen on; empty: any free port."""
     outbound_only: bool = False
     """Accept no incoming connections and store no keys for others."""
-    patience_s: Annotated[float, Field(ge=0, le=86_400)] = PATIENCE_S
-    """How long to try to reach the run when joining. Once joined, a node waits for its coordinator without end."""
+    patience_s: Annotated[float, Field(ge=0, le=86_400)] | None = None
+    """How long to try to reach the run when joining; None: PATIENCE_S, or without end if this machine knows the run.
+    Once joined, a node waits for its coordinator without end."""
     max_outbox_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
     max_store_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     """Room for model versions; None: what the disk has."""
@@ -65,6 +67,12 @@ class NodeConfig(BaseModel):
     """Pieces of versions to other peers, in Mbit/s; None: no limit. What is sampled is small and not limited."""
     max_download_mbit: Annotated[float, Field(ge=MIN_MBIT, le=1e6)] | None = None
     """Pieces of versions from others, in Mbit/s; None: no limit."""
+
+    def patience(self, *, known: bool) -> float:
+        """Return `patience_s`, or what it is when nobody said; `known`: whether the run's description is on disk."""
+        if self.patience_s is not None:
+            return self.patience_s
+        return math.inf if known else PATIENCE_S
 
     @field_validator("backend_python")
     @classmethod

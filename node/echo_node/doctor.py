@@ -190,7 +190,7 @@ async def _ask_run(invite: Invite) -> tuple[RunManifest, CheckpointManifest | No
         async with open_network(Identity.generate(), invite, outbound_only=True) as network:
             activity = Activity(clock, lambda line: None)
             run = await learn_run(network.host, invite, clock=clock, activity=activity, patience_s=PATIENCE_S)
-            return run, await learn_head(network.host, invite, clock=clock)
+            return run.message, await learn_head(network.host, invite, clock=clock)
 
 
 async def _cards(

@@ -1,6 +1,6 @@
 """The one place that knows which libp2p host and which directory a node runs on."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -24,16 +24,15 @@ class Network:
     directory: Directory
 
 
-def coordinator_elsewhere(network: Network, invite: Invite, clock: Clock) -> Callable[[], Awaitable[Sequence[str]]]:
-    """Return what finds the addresses of a coordinator that is not where the invite says: it may have moved."""
-    peers = Peers(
+def peers_of(network: Network, invite: Invite, clock: Clock) -> Peers:
+    """Return the other peers of a run, for a look before taking part."""
+    return Peers(
         host=network.host,
         directory=network.directory,
         run_id=invite.run,
         coordinator=invite.coordinator,
         clock=clock,
     )
-    return peers.coordinator_addresses
 
 
 @asynccontextmanager
@@ -46,6 +45,7 @@ async def open_network(
     patience_s: float = 0.0,
     on_retry: OnRetry | None = None,
     known: Sequence[str] = (),
+    alone: bool = False,
 ) -> AsyncGenerator[Network]:
     """Run host and directory for the length of the block. Imports hivemind, which takes some seconds.
 
@@ -57,9 +57,10 @@ async def open_network(
         patience_s: how long to try again while no bootstrap address answers.
         on_retry: told why none did, and the seconds until the next try.
         known: addresses of peers met earlier: one of them is as good as one of the invite's.
+        alone: begin though nobody answers; the directory goes on trying.
 
     Raises:
-        BootstrapFailed: no address of the invite answered.
+        BootstrapFailed: no address of the invite answered, and `alone` is not set.
         DaemonFailed: the helper process did not start or died.
         LocalFault: no host is installed.
 
@@ -72,7 +73,7 @@ async def open_network(
         open_hivemind_host(
             identity,
             listen=where,
-            bootstrap=(*invite.boot, *known[:MAX_KNOWN_DIALLED]),
+            bootstrap=() if alone else (*invite.boot, *known[:MAX_KNOWN_DIALLED]),
             patience_s=patience_s,
             on_retry=on_retry,
         ) as host,

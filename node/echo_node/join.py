@@ -1,5 +1,6 @@
 """`echo-node join`: from an invite to an orderly end."""
 
+import math
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,13 +17,14 @@ from echo_node.backends.renewing import open_renewing
 from echo_node.backends.survey import everywhere
 from echo_node.backends.tested import Verdicts, open_tested
 from echo_node.bare_errors import bare_errors
-from echo_node.config import NodeConfig, StatePaths
+from echo_node.config import NodeConfig, StatePaths, run_dirs
 from echo_node.display import Display
 from echo_node.hardware import BackendChoice, choose, probe, require_backend
-from echo_node.hosts import Network, coordinator_elsewhere, open_network
+from echo_node.hosts import Network, open_network, peers_of
 from echo_node.instance import Instance, claim_identity
 from echo_node.introduction import learn_head, learn_run
 from echo_node.node import Node, NodeSeams, Outcome
+from echo_node.recall import keep_run, known_head, known_run
 from echo_node.signals import Stop, listen
 from echo_node.status import summary_lines
 from echo_node.ticker import Ticker
@@ -30,7 +32,9 @@ from echo_node.wanted import Wanted
 from echo_swarm.checkpoint.known_peers import read_known
 from echo_swarm.clock import Clock, SystemClock
 from echo_swarm.collector import calm_collector
+from echo_swarm.envelope import Signed
 from echo_swarm.invite import Invite
+from echo_swarm.manifest import RunManifest
 
 LEAST_PATIENCE_S = 3.0
 """For the coordinator to answer, once a bootstrap address has, even if that took all of the patience."""
@@ -67,18 +71,21 @@ async def _take_part(
     elsewhere = config.backend_python is not None
     require_backend(_option(config), await to_thread.run_sync(probe), elsewhere=elsewhere)
     ticker.begin(f"connecting, through {' or '.join(invite.boot)}")
+    known = await to_thread.run_sync(known_run, run_dirs(config.state_dir), invite)
+    patience_s = config.patience(known=known is not None)
     async with open_network(
         instance.identity,
         invite,
         listen=config.listen,
         outbound_only=config.outbound_only,
-        patience_s=config.patience_s,
+        patience_s=patience_s,
         on_retry=lambda e, pause_s: display.emit(f"{e}; trying again in {pause_s:.0f} s"),
         known=read_known(StatePaths(state_dir=config.state_dir, run_id=invite.run).peers),
+        alone=math.isinf(patience_s),
     ) as network:
         calm_collector()
-        patience_s = max(LEAST_PATIENCE_S, config.patience_s - (anyio.current_time() - began_s))
-        choice = await _choose(config, network, invite, clock, display, ticker, patience_s)
+        patience_s = max(LEAST_PATIENCE_S, patience_s - (anyio.current_time() - began_s))
+        choice = await _choose(config, network, invite, clock, display, ticker, patience_s, known)
         open_backend = _backend_opener(config, choice, invite, display, ticker)
         seams = _seams(network, instance, clock, open_backend, choice.options.wanted(), display)
         node = Node(config, invite, seams)
@@ -99,7 +106,9 @@ async def _choose(
     display: Display,
     ticker: Ticker,
     patience_s: float,
+    known: Signed[RunManifest] | None,
 ) -> BackendChoice:
+    runs, peers = run_dirs(config.state_dir), peers_of(network, invite, clock)
     with ticker.step("asking the coordinator what the run is"):
         activity = Activity(clock, display.emit)
         run = await learn_run(
@@ -108,14 +117,17 @@ async def _choose(
             clock=clock,
             activity=activity,
             patience_s=patience_s,
-            elsewhere=coordinator_elsewhere(network, invite, clock),
+            peers=peers,
+            known=known,
         )
-        head = await learn_head(network.host, invite, clock=clock)
-    with ticker.step(f"choosing a backend for {run.name}"):
+        await to_thread.run_sync(keep_run, runs, run)
+        head = await learn_head(network.host, invite, clock=clock, peers=peers)
+        head = head or await to_thread.run_sync(known_head, runs, invite)
+    with ticker.step(f"choosing a backend for {run.message.name}"):
         # Looked at again: waiting for the coordinator can take long, and memory come and go.
         return choose(
             _option(config),
-            run,
+            run.message,
             await to_thread.run_sync(probe),
             python=_python(config),
             survey=await to_thread.run_sync(everywhere, _python(config)),

@@ -33,6 +33,7 @@ from echo_swarm.errors import (
 from echo_swarm.invite import Invite
 from echo_swarm.manifest import MANIFEST_LIMITS, RunManifest
 from echo_swarm.transport.base import Host
+from echo_swarm.transport.bootstrap import NOT_TRIED_AGAIN
 from echo_swarm.transport.rpc import RpcClient, call_message
 from echo_swarm.wire import Message
 from echo_swarm.work import BANNED, WORK_PROTOCOL, Hello, Welcome
@@ -101,7 +102,7 @@ class Link:
         self._backoff = backoff or Backoff(first_s=0.5, limit_s=15.0)
         self._client: RpcClient | None = None
         self._changed = anyio.Event()
-        self._loss = ""
+        self._loss = self._why_not = ""
         self._told_skew_s = 0.0
         self._bytes_before = (0, 0)
         self.joins = 0
@@ -192,7 +193,7 @@ class Link:
                         f"the coordinator did not answer within {waited_s:.0f} s ({e}); "
                         "check that the run is started and the invite is current"
                     ) from e
-                self._activity.waits(Part.LINK, "the coordinator", str(e))
+                self._activity.waits(Part.LINK, "the coordinator", self._why(e))
             except RemoteError as e:
                 self._activity.waits(Part.LINK, "the coordinator to take this node in", str(e))
             except (MalformedMessage, StorageFull) as e:
@@ -279,9 +280,17 @@ class Link:
             try:
                 if await self._host.connect(address, timeout_s=5) == self._invite.coordinator:
                     return True
-            except PeerUnreachable:
-                continue
+            except PeerUnreachable as e:
+                if NOT_TRIED_AGAIN not in str(e):
+                    self._why_not = str(e)
         return False
+
+    def _why(self, error: PeerUnreachable) -> str:
+        """Return why it does not answer, without its long name, and from when it was last tried."""
+        text = str(error)
+        text = self._why_not if NOT_TRIED_AGAIN in text and self._why_not else text
+        name = self._invite.coordinator
+        return text.removeprefix(f"{name}: ").replace(f"/p2p/{name}", "").replace(name, "it")
 
     def _take_down(self, client: RpcClient, reason: str) -> None:
         if self._client is client:

@@ -51,6 +51,7 @@ from echo_node.peers import Peers
 from echo_node.policy_sync import PolicySync
 from echo_node.prober import Prober
 from echo_node.pusher import Pusher
+from echo_node.recall import recall_run
 from echo_node.self_report import SelfReport
 from echo_node.slumber import watch_for_sleep
 from echo_node.status import LocalStatus, write_status
@@ -215,13 +216,12 @@ class Node:
             hello=lambda: self.report.hello(),
             on_join=self._on_join,
             epochs=self._trusted.epochs,
-            patience_s=self._config.patience_s,
+            patience_s=self._config.patience(known=self.store.run() is not None),
         )
 
     def _make_worker(self) -> Worker:
-        harvest = Harvest(
-            identity=self._seams.identity, run_id=self._invite.run, outbox=self.outbox, stored=self.pusher.wake
-        )
+        identity, run_id = self._seams.identity, self._invite.run
+        harvest = Harvest(identity=identity, run_id=run_id, outbox=self.outbox, stored=self.pusher.wake)
         return Worker(
             book=LeaseBook(),
             link=self.link,
@@ -279,6 +279,7 @@ class Node:
         try:
             with bare_errors():
                 async with self.blobs, anyio.create_task_group() as tasks:
+                    await recall_run(self.store, self._invite, self.policies, self.activity)
                     for part in (
                         self.worker.run,
                         self.policies.run,

@@ -1,17 +1,22 @@
 """`echo-node join --role seeder`: from an invite to an orderly end, without any backend."""
 
+import math
+
 import anyio
+from anyio import to_thread
 from rich.console import Console
 
 from echo_node.bare_errors import bare_errors
-from echo_node.config import NodeConfig, StatePaths
+from echo_node.config import NodeConfig, StatePaths, run_dirs
 from echo_node.display import Display
 from echo_node.hosts import open_network
 from echo_node.instance import Instance, claim_identity
 from echo_node.node import Outcome
+from echo_node.recall import known_run
 from echo_node.seeder import Seeder, SeederSeams
 from echo_node.signals import Stop, listen
 from echo_node.status import summary_lines
+from echo_node.ticker import Ticker
 from echo_swarm.checkpoint.known_peers import read_known
 from echo_swarm.clock import SystemClock
 from echo_swarm.collector import calm_collector
@@ -29,20 +34,25 @@ def seed(config: NodeConfig, invite: Invite, console: Console) -> None:
 
 
 async def _seed(config: NodeConfig, invite: Invite, instance: Instance, display: Display) -> None:
-    clock = SystemClock()
+    clock, runs = SystemClock(), run_dirs(config.state_dir)
+    patience_s = config.patience(known=await to_thread.run_sync(known_run, runs, invite) is not None)
     with anyio.CancelScope() as starting:
         async with anyio.create_task_group() as tasks:
             stop = Stop(starting.cancel)
             tasks.start_soon(listen, stop, display.emit)
-            display.emit("connecting")
+            ticker = Ticker(display.emit)
+            tasks.start_soon(ticker.run)
+            ticker.begin(f"connecting, through {' or '.join(invite.boot)}")
             async with open_network(
                 instance.identity,
                 invite,
                 listen=config.listen,
-                patience_s=config.patience_s,
+                patience_s=patience_s,
                 on_retry=lambda e, pause_s: display.emit(f"{e}; trying again in {pause_s:.0f} s"),
                 known=read_known(StatePaths(state_dir=config.state_dir, run_id=invite.run).peers),
+                alone=math.isinf(patience_s),
             ) as network:
+                ticker.end()
                 calm_collector()
                 for address in network.host.addresses:
                     display.emit(f"reached at {address}, which may stand in network.bootstrap of the run")

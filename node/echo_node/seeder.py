@@ -20,7 +20,6 @@ import contextlib
 from dataclasses import dataclass
 
 import anyio
-from anyio import to_thread
 
 from echo_node.activity import Activity, Emit, Part
 from echo_node.bare_errors import bare_errors
@@ -33,6 +32,7 @@ from echo_node.node import Outcome
 from echo_node.own_record import OwnRecord, keep_status
 from echo_node.peers import Peers
 from echo_node.policy_sync import PolicySync
+from echo_node.recall import recall_run
 from echo_node.seeder_files import ALL_KINDS, SeederFiles
 from echo_node.seeder_report import SeederReport
 from echo_node.slumber import watch_for_sleep
@@ -44,10 +44,10 @@ from echo_swarm.checkpoint.interest import InterestBook
 from echo_swarm.checkpoint.rate import bytes_per_s
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
-from echo_swarm.checkpoint.trust import TrustedHead, check_run_manifest
+from echo_swarm.checkpoint.trust import TrustedHead
 from echo_swarm.clock import Clock
 from echo_swarm.directory.base import Directory
-from echo_swarm.errors import LocalFault, MalformedMessage, PeerFault, PeerUnreachable, RemoteError
+from echo_swarm.errors import LocalFault, MalformedMessage, PeerUnreachable, RemoteError
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.transport.base import Host
@@ -170,7 +170,7 @@ class Seeder:
             on_join=self._on_join,
             epochs=self._trusted.epochs,
             # What is here already can be served without the coordinator.
-            patience_s=self._config.patience_s if self.store.run() is None else float("inf"),
+            patience_s=self._config.patience(known=self.store.run() is not None),
         )
 
     def _make_report(self) -> SeederReport:
@@ -206,7 +206,7 @@ class Seeder:
         try:
             with bare_errors():
                 async with self.blobs, anyio.create_task_group() as tasks:
-                    await self._remember_run()
+                    await recall_run(self.store, self._invite, self.policies, self.activity)
                     self.activity.doing("serving")
                     parts = (
                         self.policies.run,
@@ -237,17 +237,6 @@ class Seeder:
             return self.final_status
         ending = "" if running else f"left ({self._ending or self.link.refused or 'it failed'})"
         return self.report.status(beat_s=self.heartbeat.beat_s, standing=self.heartbeat.standing, ending=ending)
-
-    async def _remember_run(self) -> None:
-        raw = await to_thread.run_sync(self.store.run)
-        if raw is None:
-            return
-        try:
-            signed = check_run_manifest(raw, run_id=self._invite.run, publisher_key=self._invite.key)
-        except PeerFault as e:
-            self.activity.say(f"warning: the run's description on disk is damaged ({e}); asking the coordinator")
-        else:
-            await self.policies.joined(signed.message, raw, None)
 
     async def _on_join(self, joined: Joined) -> None:
         if not self.link.joins:

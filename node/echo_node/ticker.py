@@ -8,6 +8,8 @@ import anyio
 from echo_swarm.render import duration
 
 EVERY_S = 5.0
+RAREST_S = 60.0
+"""A step that has taken minutes is told this often."""
 
 
 class Ticker:
@@ -46,7 +48,8 @@ class Ticker:
         while True:
             began, since_s = self._began, anyio.current_time()
             while self._began is began:
-                with anyio.move_on_after(self._every_s):
+                waited_s = anyio.current_time() - since_s
+                with anyio.move_on_after(max(self._every_s, min(RAREST_S, waited_s / 4))):
                     await began.wait()
                 if self._what and self._began is began:
                     self._emit(f"still {self._what}, for {duration(anyio.current_time() - since_s)}")

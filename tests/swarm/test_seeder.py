@@ -173,7 +173,7 @@ async def test_a_seeder_that_was_here_before_serves_without_a_coordinator(tmp_pa
     swarm.coordinator.publish(0)
     async with swarm.serving(), seeding(swarm) as running:
         await until(lambda: running.seeder.policies.newest == 0)
-    async with seeding(swarm, patience_s=0.0) as again:
+    async with seeding(swarm) as again:
         await until(lambda: again.seeder.policies.newest == 0)
         assert holds(again, 0)
         assert not again.ended.is_set()

@@ -96,7 +96,7 @@ class Swarm:
         identity: Identity | None = None,
         invite: Invite | None = None,
         outbound_only: bool = True,
-        patience_s: float = 60.0,
+        patience_s: float | None = 60.0,
         grace_s: float = 2.0,
         restarts: RestartPolicy | None = None,
         max_outbox_bytes: int = 64 << 20,
