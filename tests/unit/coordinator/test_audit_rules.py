@@ -105,6 +105,19 @@ def test_tokens_that_were_not_drawn_from_the_policy_are_found_though_their_proba
     assert words in found.detail
 
 
+def test_answers_cut_short_by_an_end_token_that_was_not_drawn_are_found() -> None:
+    """A peer that ends each answer after 16 tokens with an end token that had one chance in 3,000 there."""
+    drift, verdicts = Drift(), list[AuditVerdict]()
+    for seed in range(20):
+        share = drawn(seed, tokens=17, count=4)
+        for made in share:
+            made.claimed[-1] = made.logprobs[-1] = -8.0
+        found = judged(share, drift)
+        verdicts.append(found.verdict)
+        drift += found.drift
+    assert AuditVerdict.NOT_DRAWN in verdicts[:10]
+
+
 def test_a_small_cheat_that_no_single_audit_shows_adds_up() -> None:
     colder = tuple(p**1.3 for p in DISTRIBUTION)
     drift, verdicts = Drift(), list[AuditVerdict]()
