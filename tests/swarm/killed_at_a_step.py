@@ -130,7 +130,7 @@ class _Steps:
         self._lock = threading.Lock()
 
     def __call__(self, _frame: FrameType, event: str, called: object) -> None:
-        if event != "c_call" or not _is_step(called):
+        if event != "c_call" or not is_step(called):
             return
         with self._lock:
             self._left -= 1
@@ -139,7 +139,8 @@ class _Steps:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _is_step(called: object) -> bool:
+def is_step(called: object) -> bool:
+    """Whether a C function that is called changes the disk."""
     name = getattr(called, "__name__", "")
     if getattr(called, "__module__", None) in ("posix", "_io", "io"):
         return name in CALLS

@@ -81,6 +81,10 @@ class StandInTrainer:
         """Go on."""
         self._gate.set()
 
+    def salt_of(self, batch: TrainingBatch) -> int:
+        """Return what the weights that a batch leads to are made of, beside their version."""
+        return self.salt
+
     @property
     def lags(self) -> Counter[int]:
         """Trained members by staleness."""
@@ -155,7 +159,7 @@ class _Session:
             data_position=dict(batch.data_position),
         )
         with anyio.fail_after(timeout_s):
-            salt = self._trainer.salt
+            salt = self._trainer.salt_of(batch)
             self._checkpoint = await self._trainer.work(batch, began, lambda: _write(self._checkpoints, state, salt))
         return Trained(
             update=state.update,

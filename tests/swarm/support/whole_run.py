@@ -151,7 +151,7 @@ async def _run(running: RunningNode) -> None:
 
 
 def make_run(folder: Path, *, updates: int | None = None, eval_every: int = 0, **work: Any) -> WholeRun:
-    """Make a run's folder; `work` are settings of WorkSettings."""
+    """Make a run's folder, or go on with it; `work` are settings of WorkSettings."""
     chosen = {"group_size": 4, "groups_per_update": 2, "max_tokens": 16, "beat_s": 1.0, "max_staleness": 2, **work}
     settings = RunSettings(
         run=RunSection(id=secrets.token_hex(16), name="whole-run", updates=updates),
@@ -160,6 +160,7 @@ def make_run(folder: Path, *, updates: int | None = None, eval_every: int = 0, *
         evaluation=EvaluationSection(every=eval_every, prompts=4, max_wait_s=5.0),
     )
     run = WholeRun(folder=RunFolder(folder / "run"), settings=settings)
-    write_model(run.folder.model)
-    run.folder.logs.mkdir()
+    if not run.folder.model.exists():
+        write_model(run.folder.model)
+    run.folder.logs.mkdir(exist_ok=True)
     return run
