@@ -30,8 +30,11 @@ BACKEND = "scripted:mean_s=0.3,sigma=0.5,batch=4,length=6"
 LIMIT_S = 900.0
 """Without an update for so long, the run is stuck. On a machine whose cores are busy a start alone takes minutes."""
 TICK_S = 0.03
-AGAIN = 0.5
-"""Share of the restarts of coordinator and trainer that are killed too, while they start."""
+AGAIN = {"coordinator": 0.65, "trainer": 0.5}
+"""Share of the restarts that are killed too, most of them while they start."""
+AGAIN_S = 5.0
+"""At most so long after."""
+IN_A_WAVE = {"trainer": 2, "scorer": 3, "node": 3, "backend": 3}
 BY_DESIGN = {
     "coordinator": ("trainer", "scorer"),
     "node": ("the backend failed",),
@@ -120,7 +123,8 @@ class CrashSwarm:
         """Kill as drawn, wait until an update is done."""
         before, now = self.version(), time.monotonic()
         wanted = [kind for kind in KINDS if self.tally.kills[kind] < self._targets[kind]]
-        aims = [(now + self._choose.uniform(0, 4), kind) for kind in wanted if kind != "coordinator" for _ in range(2)]
+        several = [kind for kind in wanted for _ in range(IN_A_WAVE.get(kind, 0))]
+        aims = [(now + self._choose.uniform(0, 4), kind) for kind in several]
         if "coordinator" in wanted:
             aims.append((now + self._choose.uniform(1, 6), "coordinator"))
         self._until(lambda: self._aimed(aims), "everybody was hit")
@@ -137,8 +141,8 @@ class CrashSwarm:
             if not self._kill(kind):
                 continue
             aims.remove(aim)
-            if kind in ("coordinator", "trainer") and self._choose.random() < AGAIN:
-                aims.append((now + self._choose.uniform(0.0, 2.5), kind))
+            if self._choose.random() < AGAIN.get(kind, 0.0):
+                aims.append((now + self._choose.uniform(0.0, AGAIN_S), kind))
         return not aims
 
     def _kill(self, kind: str) -> bool:

@@ -76,7 +76,10 @@ def measure(mode: str, arguments: argparse.Namespace, root: Path) -> dict[str, A
                 swarm.wave()
                 minutes = (time.monotonic() - began_s) / 60
                 killed = ", ".join(f"{kind} {tally.kills[kind]}" for kind in KINDS)
-                print(f"{mode}, {minutes:.1f} min, version {swarm.version()}: killed {killed}", flush=True)
+                print(
+                    f"{mode}, {minutes:.1f} min, version {swarm.version()}: killed {killed}; {len(tally.faults)} faults",
+                    flush=True,
+                )
             swarm.settle()
         figures = _history(swarm, mode, root)
     except PartFailed as e:
