@@ -21,8 +21,8 @@ BACKEND = "scripted:mean_s=1,sigma=0.5,batch=2,length=6"
 """Two completions a second: nodes are what the run waits for, never the trainer."""
 BEAT_S = 3.0
 GONE_S = 3 * BEAT_S
-LEAVING_S = 30.0
-"""A node that was told to end and has not by then is a fault."""
+LEAVING_S = 120.0
+"""A node that was told to end and has not by then is a fault. On a busy machine each of its steps takes seconds."""
 GROUPS, MEMBERS = 16, 8
 STAYER = "node-000"
 
@@ -80,6 +80,8 @@ class Crowd:
     killed: int = 0
     left: int = 0
     came_back: int = 0
+    never_joined: list[str] = field(default_factory=list[str])
+    """Last words of those that ended before they took part: on a busy machine a start can exceed its time."""
     faults: list[str] = field(default_factory=list[str])
 
     def join(self, name: str = "") -> None:
@@ -145,17 +147,25 @@ class Crowd:
         code, told_s = member.process.exit_code, member.told_to_end_s
         if code is None:
             if told_s is not None and time.monotonic() - told_s > LEAVING_S:
-                self.faults.append(f"{member.name} did not end within {LEAVING_S:.0f} s of SIGTERM")
+                self.fault(f"{member.name} did not end within {LEAVING_S:.0f} s of SIGTERM")
                 member.process.process.kill()
                 member.process.process.wait()
                 self._forget(member)
             return
-        if told_s is None:
-            self.faults.append(f"{member.name} ended by itself: {member.process.complaint() or 'with 0'}")
-        elif code:
-            self.faults.append(f"told to end: {member.process.complaint()}")
+        words = f"{member.process.complaint() or f'{member.name} ended with 0'}"
+        if told_s is None and not member.seen_live:
+            self.never_joined.append(words)
+        elif told_s is None:
+            self.fault(f"by itself: {words}")
+        elif code and not (code == -signal.SIGTERM and not member.seen_live):  # Before it could listen to signals.
+            self.fault(f"told to end: {words}")
         self.left += told_s is not None
         self._forget(member)
+
+    def fault(self, words: str) -> None:
+        """Take note of what is wrong, and say it."""
+        self.faults.append(words)
+        print(f"FAULT: {words}", flush=True)
 
     def alive(self) -> int:
         """Return how many have joined and are not on their way out."""

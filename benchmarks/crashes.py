@@ -77,7 +77,8 @@ def measure(mode: str, arguments: argparse.Namespace, root: Path) -> dict[str, A
                 minutes = (time.monotonic() - began_s) / 60
                 killed = ", ".join(f"{kind} {tally.kills[kind]}" for kind in KINDS)
                 print(
-                    f"{mode}, {minutes:.1f} min, version {swarm.version()}: killed {killed}; {len(tally.faults)} faults",
+                    f"{mode}, {minutes:.1f} min, version {swarm.version()}: killed {killed}; "
+                    f"{len(tally.faults)} faults",
                     flush=True,
                 )
             swarm.settle()

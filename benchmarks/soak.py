@@ -63,7 +63,6 @@ class Soak:
         self.looks: list[dict[str, Any]] = []
         self.rows: list[dict[str, Any]] = []
         """Of the database's tables, now and then."""
-        self.faults: list[str] = []
         self.ghost_s: list[float] = []
         """How long after its end somebody was still called live."""
         self.record_s: list[float] = []
@@ -118,11 +117,11 @@ class Soak:
             if peer in live:
                 self.ghost_s.append(gone_s)
                 if gone_s > GONE_S + LATE_S:
-                    self.faults.append(f"{self.at_s:.0f} s: {peer} is called live, {gone_s:.0f} s after its end")
+                    self._crowd.fault(f"{self.at_s:.0f} s: {peer} is called live, {gone_s:.0f} s after its end")
             if peer in found:
                 self.record_s.append(gone_s)
                 if gone_s > RECORD_S + LATE_S:
-                    self.faults.append(f"{self.at_s:.0f} s: {peer} has a record, {gone_s:.0f} s after its end")
+                    self._crowd.fault(f"{self.at_s:.0f} s: {peer} has a record, {gone_s:.0f} s after its end")
         for member in self._crowd.here.values():
             member.seen_live |= member.peer_id in live
             if member.seen_live and member.peer_id not in live and member.told_to_end_s is None:
@@ -146,7 +145,7 @@ async def soak(root: Path, minutes: float, seed: int) -> dict[str, Any]:
         peers.end(grace_s=END_S)
     ends = [c for c in (peer.complaint() for peer in peers.peers) if c]
     left = [f"still running: {process}" for process in peers.left_behind()]
-    return _figures(seen, crowd, swarm, [*seen.faults, *crowd.faults, *ends, *left])
+    return _figures(seen, crowd, swarm, [*crowd.faults, *ends, *left])
 
 
 async def _invite(swarm: Swarm) -> str:
@@ -168,7 +167,7 @@ async def _through(seen: Soak, crowd: Crowd, whole_s: float) -> None:
             crowd.churn(SHARE, WANTED[int(churned_s // PHASE_S) % len(WANTED)])
             memory = {kind: p["rss_mb"] for kind, p in look["coordinator"].items()}
             said = f"{look['alive']} nodes, version {look['version']}, {look['accepted']} accepted, {memory}"
-            print(f"{seen.at_s / 60:.1f} min: {said}, {len(seen.faults) + len(crowd.faults)} faults", flush=True)
+            print(f"{seen.at_s / 60:.1f} min: {said}, {len(crowd.faults)} faults", flush=True)
         await anyio.sleep(max(0.0, LOOK_S - seen.at_s % LOOK_S))
 
 
@@ -181,6 +180,7 @@ def _figures(seen: Soak, crowd: Crowd, swarm: Swarm, faults: list[str]) -> dict[
         "backend": BACKEND,
         "beat_s": BEAT_S,
         "nodes": {"lives": crowd.lives, "killed": crowd.killed, "left": crowd.left, "came_back": crowd.came_back},
+        "never_joined": crowd.never_joined,
         "accepted": looks[-1]["accepted"],
         "versions": looks[-1]["version"],
         "rejected": looks[-1]["rejected"],
