@@ -32,7 +32,7 @@ LIMIT_S = 900.0
 TICK_S = 0.03
 AGAIN = {"coordinator": 0.65, "trainer": 0.5}
 """Share of the restarts that are killed too, most of them while they start."""
-AGAIN_S = 5.0
+AGAIN_S = 3.0
 """At most so long after."""
 IN_A_WAVE = {"trainer": 2, "scorer": 3, "node": 3, "backend": 3}
 BY_DESIGN = {
@@ -124,9 +124,9 @@ class CrashSwarm:
         before, now = self.version(), time.monotonic()
         wanted = [kind for kind in KINDS if self.tally.kills[kind] < self._targets[kind]]
         several = [kind for kind in wanted for _ in range(IN_A_WAVE.get(kind, 0))]
-        aims = [(now + self._choose.uniform(0, 4), kind) for kind in several]
+        aims = [(now + self._choose.uniform(0, 2), kind) for kind in several]
         if "coordinator" in wanted:
-            aims.append((now + self._choose.uniform(1, 6), "coordinator"))
+            aims.append((now + self._choose.uniform(0.5, 3), "coordinator"))
         self._until(lambda: self._aimed(aims), "everybody was hit")
         hit_s = time.monotonic()
         self._until(lambda: self.version() > before, "an update is done")

@@ -168,13 +168,13 @@ class Trainer:
     def _resume(self) -> Checkpoint:
         found = self._store.newest()
         self.warnings = found.warnings
+        if self._ranks.rank == 0:
+            self._store.sweep()
         if found.checkpoint is None:
             return self.save()
         self.state = found.checkpoint.state
         self._load_trained(found.checkpoint)
         self._load_optimizer(found.checkpoint.folder / OPTIMIZER_FILE)
-        if self._ranks.rank == 0:
-            self._store.sweep()
         if self.state.policy_version >= self.config.published_version:
             return found.checkpoint
         issued = self.config.published_version + 1

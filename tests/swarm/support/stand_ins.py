@@ -95,6 +95,7 @@ class StandInTrainer:
         """Start where the newest checkpoint is (an `OpenTrainer`)."""
         self.opened += 1
         checkpoints = Checkpoints(config.checkpoint_folder)
+        checkpoints.sweep()
         checkpoint = checkpoints.newest().checkpoint or _write(checkpoints, TrainerState(), self.salt)
         yield _Session(self, checkpoints, checkpoint)
 

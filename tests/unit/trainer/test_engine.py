@@ -249,6 +249,13 @@ def test_old_checkpoints_go_and_the_newest_stay(config, batch, group):
     assert names == ["v00000002", "v00000003"]
 
 
+def test_what_a_killed_first_write_left_behind_goes(config):
+    folder = config().checkpoint_folder
+    (folder / ".v00000000.1.tmp").mkdir(parents=True)
+    Trainer(config())
+    assert [path.name for path in folder.iterdir()] == ["v00000000"]
+
+
 def test_a_lost_version_that_was_announced_is_never_issued_again_with_other_weights(config, batch, group):
     steps(Trainer(config()), batch, group, 1, 3)
     (config().checkpoint_folder / "v00000003" / "state.json").write_bytes(b"")
