@@ -9,7 +9,6 @@ import pytest
 
 from echo_coordinator.coordinator import Coordinator
 from echo_swarm.errors import LocalFault, StorageFull
-from echo_swarm.identity import PeerId
 from tests.support.small_disks import fill, small_disk
 from tests.swarm.support.node_harness import until
 from tests.swarm.support.whole_run import WholeRun, make_run
@@ -60,7 +59,7 @@ async def test_a_full_disk_ends_the_run_with_why_and_with_room_again_it_goes_on_
     disk: Path, tmp_path: Path
 ):
     run = make_run(disk, updates=6, lease_s=2.0)
-    told: dict[PeerId, int] = {}
+    told: dict[str, int] = {}
     with pytest.raises(BaseExceptionGroup) as raised:
         async with run.coordinator() as coordinator, run.node() as node:
             await until(lambda: coordinator.state.updates.count >= 2, "updates")
