@@ -267,3 +267,23 @@ def test_storage_holds_a_bounded_share_of_a_hundred_thousand_records_and_renewal
     assert len(topic.value.expiration_heap) < 100
     assert len(storage.expiration_heap) < 300
     assert not storage.store(DHTID(6), b"no owner", now + 60)
+
+
+async def test_two_hundred_dead_peers_in_a_routing_table_hide_no_record_from_a_newcomer() -> None:
+    """What a peer that lived long is left with after many that came for a moment and were killed."""
+    async with peer() as old:
+        from hivemind.dht.routing import DHTID
+        from hivemind.p2p import PeerID
+
+        for _ in range(200):
+            gone = Identity.generate()
+            old.node.protocol.routing_table.add_or_update_node(DHTID.generate(), PeerID.from_base58(gone.peer_id))
+        assert len(old.directory.peers) > 50
+        async with peer(old.host.addresses) as publisher:
+            head = HeadRecord(run_id=RUN, policy_version=7, manifest_digest=bytes(32), issued_at=time.time())
+            await announced(publisher, head_topic(RUN), seal(publisher.identity, head), ttl_s=300)
+            async with peer(old.host.addresses) as fresh:
+                found = await fresh.directory.find(head_topic(RUN))
+                key = publisher.identity.public_key
+                record = newest_head(found, run_id=RUN, run_key=key)
+                assert record is not None and record.policy_version == 7
