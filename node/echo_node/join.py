@@ -19,6 +19,7 @@ from echo_node.backends.tested import Verdicts, open_tested
 from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths, run_dirs
 from echo_node.display import Display
+from echo_node.early_status import noting
 from echo_node.hardware import BackendChoice, choose, probe, require_backend
 from echo_node.hosts import Network, open_network, peers_of
 from echo_node.instance import Instance, claim_identity
@@ -56,7 +57,8 @@ async def _join(config: NodeConfig, invite: Invite, instance: Instance, display:
         async with anyio.create_task_group() as tasks:
             stop = Stop(starting.cancel)
             tasks.start_soon(listen, stop, display.emit)
-            ticker = Ticker(display.emit)
+            note = noting(config, invite, instance.identity.peer_id, SystemClock())
+            ticker = Ticker(display.emit, note=note)
             tasks.start_soon(ticker.run)
             await _take_part(config, invite, instance, display, ticker, stop)
             tasks.cancel_scope.cancel()
@@ -88,6 +90,7 @@ async def _take_part(
         choice = await _choose(config, network, invite, clock, display, ticker, patience_s, known)
         open_backend = _backend_opener(config, choice, invite, display, ticker)
         seams = _seams(network, instance, clock, open_backend, choice.options.wanted(), display)
+        ticker.note = None
         node = Node(config, invite, seams)
         stop.call = node.stop
         async with display.progress(node.status, clock, node.transfers):

@@ -9,6 +9,7 @@ from rich.console import Console
 from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths, run_dirs
 from echo_node.display import Display
+from echo_node.early_status import noting
 from echo_node.hosts import open_network
 from echo_node.instance import Instance, claim_identity
 from echo_node.node import Outcome
@@ -40,7 +41,7 @@ async def _seed(config: NodeConfig, invite: Invite, instance: Instance, display:
         async with anyio.create_task_group() as tasks:
             stop = Stop(starting.cancel)
             tasks.start_soon(listen, stop, display.emit)
-            ticker = Ticker(display.emit)
+            ticker = Ticker(display.emit, note=noting(config, invite, instance.identity.peer_id, clock))
             tasks.start_soon(ticker.run)
             ticker.begin(f"connecting, through {' or '.join(invite.boot)}")
             async with open_network(

@@ -15,8 +15,12 @@ RAREST_S = 60.0
 class Ticker:
     """One step at a time. `run` is a task of its own."""
 
-    def __init__(self, emit: Callable[[str], None], *, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, emit: Callable[[str], None], *, every_s: float = EVERY_S, note: Callable[[str], None] | None = None
+    ) -> None:
         self._emit = emit
+        self.note = note
+        """Told each step, and again while it lasts, for the status file; None once the node writes that itself."""
         self._every_s = every_s
         self._what = ""
         self._began = anyio.Event()
@@ -34,6 +38,7 @@ class Ticker:
         """Say `what` now, and again until `end` or the next step."""
         self._emit(what)
         self._what = what
+        self._noted(what)
         self._began.set()
         self._began = anyio.Event()
 
@@ -53,3 +58,8 @@ class Ticker:
                     await began.wait()
                 if self._what and self._began is began:
                     self._emit(f"still {self._what}, for {duration(anyio.current_time() - since_s)}")
+                    self._noted(f"{self._what}, {duration(anyio.current_time() - since_s)}")
+
+    def _noted(self, what: str) -> None:
+        if self.note is not None:
+            self.note(what)

@@ -37,6 +37,10 @@ def told(swarm: Swarm) -> dict[str, Any]:
     return json.loads(path.read_text()) if path else {}
 
 
+def loaded(swarm: Swarm) -> int | None:
+    return told(swarm).get("loaded_version")
+
+
 def counted(swarm: Swarm, name: str) -> int:
     rows = swarm.rows(f"SELECT value FROM counters WHERE scope = '{swarm.peer_id('node')}' AND name = '{name}'")
     return int(rows[0][0]) if rows else 0
@@ -54,11 +58,11 @@ def test_work_outlives_an_outage_and_a_kill_and_a_node_that_starts_alone_hands_i
             assert node.end(signal.SIGKILL) == -signal.SIGKILL
     with joining(swarm, invite, log="node-2", ahead_s=ahead_s) as node:
         # Nobody is there: it gets ready, and says what it waits for.
-        node.wait_for("a backend", lambda: told(swarm).get("loaded_version") is not None)
+        node.wait_for("a version", lambda: told(swarm)["pid"] == node.process.pid and loaded(swarm) is not None)
         kept = told(swarm)
         assert kept["pending"] >= 1 and kept["state"].startswith("waiting for the coordinator"), kept
         assert "waiting for the coordinator" in node.output()
-        if ahead_s < 0:  # Whether a node is live is read off its file's age, by one clock.
+        if ahead_s > 0:  # Whether a node is live is read off its file's age, by one clock as a rule.
             shown = call(NODE, "status", "--state-dir", swarm.folder / "node").out
             assert "waiting for the" in shown and "coordinator" in shown
         with swarm.start("coordinator-2") as again:
