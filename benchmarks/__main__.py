@@ -52,6 +52,8 @@ BENCHMARKS: tuple[tuple[str, tuple[str, ...], tuple[Need, ...]], ...] = (
     ("distribution", (), (links,)),
     ("chaos_distribution", (), ()),
     ("liars", (), ()),
+    ("audit_gaps", ("run", f"{MODEL}:32:48"), (llama_cpp, smollm2)),
+    ("cheaters", (), (llama_cpp,)),
 )
 """Name, arguments, and what there must be. `version_swap` itself leaves out the backends that are not installed."""
 

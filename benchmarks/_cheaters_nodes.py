@@ -6,8 +6,8 @@
 All nodes run in this process, their engines too: twenty processes would wait for each other on two cores.
 """
 
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,9 @@ from echo_swarm.invite import Invite
 from echo_swarm.trajectory import SUBMISSION_LIMITS, Submission
 from echo_swarm.work import Push, PushReply
 
+PUSHES_S = 25.0
+HONEST_FIRST = 160
+"""Completions that a turncoat makes honestly."""
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
 _CHARACTERS = {number: text for text, number in VOCABULARY.items()}
 
@@ -98,8 +101,8 @@ class Crew:
             "hands wrong ones back": lambda: cheats.HandsBack(is_right),
             "cut": lambda: cheats.Truncated(EOS_ID, rescored=False),
             "cut, true values": lambda: cheats.Truncated(EOS_ID, rescored=True),
-            "turns to made-up values": lambda: cheats.Turncoat(160, cheats.MadeUp(constant=False)),
-            "turns to seeds": lambda: cheats.Turncoat(160, cheats.CherryPicked(4, is_right)),
+            "turns to made-up values": lambda: cheats.Turncoat(HONEST_FIRST, cheats.MadeUp(constant=False)),
+            "turns to seeds": lambda: cheats.Turncoat(HONEST_FIRST, cheats.CherryPicked(4, is_right)),
         }
         return made[part.kind]() if part.kind in made else None
 
@@ -145,16 +148,23 @@ class Crew:
                     self.refused.setdefault(part.name, Counter())[f"ended: {e}"] += 1
                 tasks.cancel_scope.cancel()
 
-    async def one_after_another(self, parts: Sequence[Part], *, at_once: int, most: int) -> None:
-        """Let cheaters take part, so many at a time: each until it gets no more work, or `most` of it was accepted."""
-        waiting = deque(parts)
+    async def one_after_another(self, parts: Iterable[Part], *, at_once: int, most: int) -> None:
+        """Let cheaters take part, so many at a time: each until it gets no more work, or `most` of it was accepted.
 
-        def is_over(node: Node) -> bool:
-            return "audit" in node.heartbeat.standing or node.status().accepted >= most
+        One whose pushes are refused as a whole leaves after PUSHES_S.
+        """
+        waiting = iter(parts)
 
         async def places() -> None:
-            while waiting:
-                await self.take_part(waiting.popleft(), until=is_over)
+            for part in waiting:
+                since_s = anyio.current_time()
+
+                def is_over(node: Node, part: Part = part, since_s: float = since_s) -> bool:
+                    if part.kind in PUSHED and anyio.current_time() - since_s > PUSHES_S:
+                        return True
+                    return "audit" in node.heartbeat.standing or node.status().accepted >= most
+
+                await self.take_part(part, until=is_over)
 
         async with anyio.create_task_group() as tasks:
             for _ in range(at_once):

@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import msgpack
 
-from benchmarks._cheaters_nodes import Crew, Part
+from benchmarks._cheaters_nodes import HONEST_FIRST, Crew, Part
 from echo_coordinator.demo.processes import Peers
 from echo_coordinator.demo.run_file import Sections, write_demo_run
 from echo_coordinator.demo.swarm import Swarm
@@ -100,7 +100,7 @@ class Ledger:
 
     delivered: dict[str, dict[int, int]]
     """Peer → group → accepted completions, those taken back included."""
-    trained: dict[str, int]
+    trained: Counter[str]
     """Peer → completions that were trained on."""
     audits: dict[str, list[tuple[int, str, str]]]
     """Peer → group, verdict and detail of each audit, in their order."""
@@ -115,7 +115,7 @@ class Ledger:
     @property
     def consumed(self) -> int:
         """Completions trained on."""
-        return sum(self.trained.values())
+        return self.trained.total()
 
     @classmethod
     def read(cls, swarm: Swarm) -> "Ledger":
@@ -170,7 +170,8 @@ def row(part: Part, crew: Crew, ledger: Ledger) -> dict[str, Any]:
     audits = ledger.audits.get(peer, [])
     failed = [(number, audit) for number, audit in enumerate(audits, 1) if audit[1] in AGAINST]
     delivered = ledger.delivered.get(peer, {})
-    trained = ledger.trained.get(peer, 0)
+    trained = ledger.trained[peer]
+    poison = max(0, trained - HONEST_FIRST) if part.kind.startswith("turns") else trained
     found: dict[str, Any] = {
         "name": part.name,
         "kind": part.kind,
@@ -180,8 +181,9 @@ def row(part: Part, crew: Crew, ledger: Ledger) -> dict[str, Any]:
         "completions_accepted": sum(delivered.values()),
         "audits": len(audits),
         "trained": trained,
-        "share_of_trained": round(trained / max(1, ledger.consumed), 5),
     }
+    if part.kind != "honest":
+        found |= {"poison": poison, "poison_share": round(poison / max(1, ledger.consumed), 5)}
     if failed:
         number, (_, verdict, detail) = failed[0]
         found |= {"caught_at_audit": number, "by": verdict, "detail": detail}

@@ -2,6 +2,7 @@
 
     python -m benchmarks.audit_gaps sample models/smollm2 torch/float32 OUT # in the environment of that backend
     python -m benchmarks.audit_gaps judge models/smollm2 OUT...             # where torch and transformers are
+    python -m benchmarks.audit_gaps run MODEL[:COMPLETIONS:TOKENS]...       # both, all classes of torch and llama.cpp
 
 `sample` has a backend's engine sample completions of text prompts at temperature 1, as a node does, and writes them
 down. `judge` scores them as the trainer does in an audit, cuts them into shares of one peer, and applies
@@ -47,6 +48,7 @@ TEXTS = (
     "The capital of Australia is",
     "Give me a recipe for tomato soup.",
 )
+CLASSES = ("torch/float32", "torch/bfloat16", "llama_cpp/f16", "llama_cpp/q8_0", "llama_cpp/q4_0")
 SUMS = tuple(f"{a}+{b}=" for a, b in ((12, 34), (7, 88), (45, 16), (90, 9), (23, 23), (61, 27), (5, 70), (38, 49)))
 
 
@@ -120,7 +122,6 @@ def sample(arguments: argparse.Namespace) -> None:
         done: list[Completion] = []
         while engine.pending:
             done += [outcome for outcome in engine.step() if isinstance(outcome, Completion)]
-            print(f"\r{len(done)} of {len(requests)}", end="", flush=True)
         if close := getattr(engine, "close", None):
             close()
     made = [
@@ -128,7 +129,7 @@ def sample(arguments: argparse.Namespace) -> None:
         for c in done
     ]
     arguments.out.write_text(json.dumps({"class": arguments.kind, "completions": made}), encoding="utf-8")
-    print(f"\r{arguments.kind}: {sum(len(ids) for _, ids, _, _ in made)} tokens")
+    print(f"{arguments.kind}: {sum(len(ids) for _, ids, _, _ in made)} tokens")
 
 
 def score(model: Any, made: list[Any], *, follows: bool, temperature: float = 1.0) -> list[dict[str, list[float]]]:
@@ -239,6 +240,22 @@ def judge(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return runs
 
 
+def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Sample with every class and judge it, for each model; return all figures by model."""
+    found: dict[str, Any] = {}
+    for text in arguments.models:
+        folder, _, amounts = text.partition(":")
+        completions, tokens = map(int, (amounts or "64:64").split(":"))
+        with tempfile.TemporaryDirectory() as scratch:
+            files = [Path(scratch) / f"{number}.json" for number in range(len(CLASSES))]
+            for kind, file in zip(CLASSES, files, strict=True):
+                asked = {"kind": kind, "out": file, "completions": completions, "tokens": tokens, "seed": 1000}
+                sample(argparse.Namespace(model=Path(folder), threads=arguments.threads, **asked))
+            judged = judge(argparse.Namespace(model=Path(folder), threads=arguments.threads, files=files))
+        found[Path(folder).name] = {"completions": completions, "tokens": tokens, "classes": judged}
+    return found
+
+
 def _figures(deltas: list[float]) -> dict[str, float]:
     sizes = sorted(map(abs, deltas))
     found = {
@@ -254,8 +271,12 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="what", required=True)
-    for name in ("sample", "judge"):
+    for name in ("sample", "judge", "run"):
         command = commands.add_parser(name)
+        if name == "run":
+            command.add_argument("models", nargs="+", help="a folder as below, completions and their longest length")
+            command.add_argument("--threads", type=int, default=1)
+            continue
         command.add_argument("model", type=Path, help="a Hugging Face folder with model.safetensors and a tokenizer")
         command.add_argument("--threads", type=int, default=1)
         if name == "sample":
@@ -267,7 +288,9 @@ def main() -> None:
         else:
             command.add_argument("files", type=Path, nargs="+")
     arguments = parser.parse_args()
-    if arguments.what == "sample":
+    if arguments.what == "run":
+        write_report("audit_gaps", run_all(arguments), packages=("torch", "transformers", "llama-cpp-python"))
+    elif arguments.what == "sample":
         sample(arguments)
     else:
         runs = judge(arguments)
