@@ -1,9 +1,10 @@
-"""Nodes of the cheaters benchmark: real ones, on hivemind's host and DHT, each with one thing altered.
+"""Nodes of the cheaters benchmark: real ones, on hivemind's host, each with one thing altered.
 
     Part (who) ──► engine (torch, llama.cpp) ──► Altered by a cheat ──► Node ──► link ──► coordinator
                                                                          └─ some cheats alter what is pushed
 
-All nodes run in this process, their engines too: twenty processes would wait for each other on two cores.
+All nodes run in this process, their engines too: twenty processes would wait for each other on two cores. They find
+each other in a directory of this process: that of twenty DHT nodes took half of its time.
 """
 
 from collections import Counter
@@ -23,15 +24,16 @@ from echo_node.backends.inline import InlineBackend
 from echo_node.backends.options import EngineOptions, LlamaCppOptions, TorchOptions
 from echo_node.backends.serve import make_engine
 from echo_node.config import NodeConfig
-from echo_node.hosts import open_network
 from echo_node.link import Link
 from echo_node.node import Node, NodeSeams
 from echo_swarm.clock import SystemClock
+from echo_swarm.directory.memory import DirectoryStore, MemoryDirectory
 from echo_swarm.envelope import seal, unseal
 from echo_swarm.errors import EchoError
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.trajectory import SUBMISSION_LIMITS, Submission
+from echo_swarm.transport.hivemind import open_hivemind_host
 from echo_swarm.work import Push, PushReply
 
 PUSHES_S = 25.0
@@ -71,6 +73,7 @@ class Crew:
     folder: Path
     invite: Invite
     other_model: Path
+    records: DirectoryStore = field(default_factory=DirectoryStore)
     overheard: cheats.Overheard = field(default_factory=cheats.Overheard)
     envelopes: list[bytes] = field(default_factory=list[bytes])
     """What honest nodes pushed last, for thieves."""
@@ -128,10 +131,10 @@ class Crew:
         async def open_backend() -> AsyncGenerator[InlineBackend]:
             yield InlineBackend(engine)
 
-        async with open_network(part.identity, self.invite, listen=LISTEN, patience_s=60) as network:
+        async with open_hivemind_host(part.identity, listen=LISTEN, bootstrap=self.invite.boot, patience_s=60) as host:
             seams = NodeSeams(
-                host=network.host,
-                directory=network.directory,
+                host=host,
+                directory=MemoryDirectory(self.records, part.identity, SystemClock()),
                 identity=part.identity,
                 clock=SystemClock(),
                 open_backend=open_backend,
