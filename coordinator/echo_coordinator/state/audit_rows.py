@@ -106,7 +106,7 @@ def write_standing(db: Connection, peer: PeerId, standing: Standing) -> None:
     """Write how a peer stands."""
     drift, strays = standing.drift, standing.strays
     db.execute(
-        "INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             peer,
             standing.clean,
@@ -119,6 +119,7 @@ def write_standing(db: Connection, peer: PeerId, standing: Standing) -> None:
             strays.sum,
             strays.room,
             strays.variance,
+            drift.gap,
         ),
     )
 
@@ -131,8 +132,8 @@ def delete_standing(db: Connection, peer: PeerId) -> None:
 def load_standings(db: Connection) -> dict[PeerId, Standing]:
     """Return how all peers stand that were ever audited."""
     rows = db.execute(
-        "SELECT peer, clean, failed, until, detail, tokens, surprise, variance, strays, strays_room, strays_variance "
-        "FROM standings"
+        "SELECT peer, clean, failed, until, detail, tokens, surprise, variance, strays, strays_room, strays_variance, "
+        "gap FROM standings"
     )
     return {
         PeerId(peer): Standing(
@@ -140,8 +141,8 @@ def load_standings(db: Connection) -> dict[PeerId, Standing]:
             failed=failed,
             until=until,
             detail=detail,
-            drift=Drift(tokens=tokens, surprise=surprise, variance=variance),
+            drift=Drift(tokens=tokens, surprise=surprise, variance=variance, gap=gap),
             strays=Strays(sum=strays, room=room, variance=spread),
         )
-        for peer, clean, failed, until, detail, tokens, surprise, variance, strays, room, spread in rows
+        for peer, clean, failed, until, detail, tokens, surprise, variance, strays, room, spread, gap in rows
     }

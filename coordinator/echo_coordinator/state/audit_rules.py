@@ -14,10 +14,11 @@ with the very file that the completion names and the temperature of training:
 Honest arithmetic differs by what its class does, and by more where tokens are unlikely. Honest draws have surprises of
 mean 0 and known variance, whatever the model. Four tests, thresholds in docs/adr/0011-audits.md:
 
-1. `far`        the mean of |delta| is above what the class may have, with room for short shares
+1. `far`        the mean of |delta| is above what the class may have, with room for short shares; looked at in the
+   share alone, and in all audits of the peer together
 2. `outlier`    too many tokens are further off than OUTLIER times that: a few numbers were made up
 3. `not_drawn`  the sum of the surprises is further from 0 than chance explains: other text, another temperature,
-   greedy. Looked at in the share alone, and in all audits of the peer together: small cheats add up.
+   greedy. Looked at in both ways, too: small cheats add up.
 4. `other_seed` the strays are more than the class's arithmetic moves draws: other seeds, of which the best was chosen,
    or somebody else's completions. Of backends that draw by DRAW_BY_SEED only; looked at as `not_drawn` is.
 """
@@ -89,13 +90,15 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """Summed surprises of many tokens."""
+    """Summed surprises and gaps of many tokens."""
 
     tokens: int = 0
     surprise: float = 0.0
     """Nats."""
     variance: float = 0.0
     """Of the sum if all was drawn honestly."""
+    gap: float = 0.0
+    """Sum of |delta|, each as a share of what its class might have on average."""
 
     def __add__(self, other: "Drift") -> "Drift":
         """Return both together."""
@@ -103,6 +106,7 @@ class Drift:
             tokens=self.tokens + other.tokens,
             surprise=self.surprise + other.surprise,
             variance=self.variance + other.variance,
+            gap=self.gap + other.gap,
         )
 
     def is_chance(self, allowed: float) -> bool:
@@ -255,6 +259,7 @@ def find(
         tokens=len(deltas),
         surprise=math.fsum(r - e for made in completions for r, e in zip(made.logprobs, made.expected, strict=True)),
         variance=math.fsum(v for made in completions for v in made.variance),
+        gap=math.fsum(abs(delta) / allowed for delta in deltas),
     )
     gap = math.fsum(map(abs, deltas)) / len(deltas)
     verdict, detail = _verdict(deltas, gap, allowed, drift, before)
@@ -280,10 +285,17 @@ def _verdict(
     count, most = len(deltas), allowed * (1 + SHORT / len(deltas))
     if not gap <= most:
         return AuditVerdict.FAR, f"log-probabilities {gap:.2g} nats a token off over {count} tokens, allowed {most:.2g}"
+    together = drift + before
+    if not together.gap <= together.tokens + SHORT:
+        times = together.gap / together.tokens
+        return (
+            AuditVerdict.FAR,
+            f"its audits together, {together.tokens} tokens: {times:.3g} times as far off as allowed",
+        )
     off = sum(not abs(delta) <= OUTLIER * allowed for delta in deltas)
     if off > OUTLIERS[0] + OUTLIERS[1] * count:
         return AuditVerdict.OUTLIER, f"{off} of {count} log-probabilities more than {OUTLIER * allowed:.2g} nats off"
-    for seen, what in ((drift, "its tokens"), (drift + before, "the tokens of its audits together")):
+    for seen, what in ((drift, "its tokens"), (together, "the tokens of its audits together")):
         if not seen.is_chance(allowed):
             return AuditVerdict.NOT_DRAWN, (
                 f"{what} are {'likelier' if seen.surprise > 0 else 'less likely'} than drawn ones: by "

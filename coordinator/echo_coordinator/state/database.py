@@ -9,7 +9,7 @@ from pathlib import Path
 
 from echo_swarm.errors import LocalFault, StorageFull
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 APPLICATION_ID = 0x4563686F
 """'Echo', in the file's header: tells our files from other people's."""
 
@@ -166,6 +166,10 @@ _MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE standings ADD COLUMN strays REAL NOT NULL DEFAULT 0;
     ALTER TABLE standings ADD COLUMN strays_room REAL NOT NULL DEFAULT 0;
     ALTER TABLE standings ADD COLUMN strays_variance REAL NOT NULL DEFAULT 0;
+    """,
+    """
+    -- Of the same: sum of what log-probabilities were off, as shares of what was allowed.
+    ALTER TABLE standings ADD COLUMN gap REAL NOT NULL DEFAULT 0;
     """,
 )
 

@@ -198,3 +198,14 @@ def test_weights_that_change_in_the_middle_are_followed(swap: int):
 def test_made_up_values_fit_no_order_of_versions():
     (old,) = drawn(3, tokens=64, count=1, claim=lambda draw, value: -0.5)
     assert judged([follow([old, with_other_weights(old, 4), with_other_weights(old, 5)])]).verdict is AuditVerdict.FAR
+
+
+def test_a_coarser_class_that_hides_in_short_shares_adds_up() -> None:
+    # Twice as far off as allowed on average, in shares so short that each alone may be.
+    drift, verdicts = Drift(), list[AuditVerdict]()
+    for seed in range(12):
+        share = drawn(seed, tokens=4, count=1, claim=lambda draw, value: min(0.0, value + draw.choice((-0.02, 0.02))))
+        assert judged(share).verdict is AuditVerdict.CLEAN
+        verdicts.append((found := judged(share, drift)).verdict)
+        drift += found.drift
+    assert AuditVerdict.FAR in verdicts[:4]
