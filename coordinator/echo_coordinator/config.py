@@ -1,6 +1,8 @@
 """A run's settings: one TOML file, checked as a whole when the run starts. docs/settings.md explains each."""
 
+import difflib
 import tomllib
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -164,15 +166,40 @@ def load_settings(folder: RunFolder) -> RunSettings:
     """Read RUN/run.toml. Raises SettingsError naming each setting that is wrong."""
     path = folder.settings
     try:
-        return RunSettings.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = RunSettings.model_validate(given)
     except OSError as e:
         raise SettingsError(f"cannot read {path}: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise SettingsError(f"{path} is not valid TOML: {e}") from e
     except ValidationError as e:
-        listed = [f"{name}: {_with_pointer(said)}" if name else said for name, said in problems(e)]
+        listed = [f"{name}: {_with_pointer(name, said)}" if name else said for name, said in problems(e)]
         raise SettingsError(f"{path}: " + "; ".join(listed)) from e
+    if mistyped := list(_mistyped("", given, settings)):
+        raise SettingsError(f"{path}: " + "; ".join(mistyped))
+    return settings
 
 
-def _with_pointer(said: str) -> str:
-    return f"{said}; docs/settings.md lists them" if said == NO_SUCH else said
+def _mistyped(where: str, given: dict[str, Any], parsed: BaseModel) -> Iterator[str]:
+    """Yield what was written as another type than it is: a number in quotes, a number for true or false."""
+    for key, value in given.items():
+        name, meant = f"{where}{key}", getattr(parsed, key, None)
+        if isinstance(meant, BaseModel) and isinstance(value, dict):
+            yield from _mistyped(f"{name}.", value, meant)
+        elif isinstance(value, str) and isinstance(meant, int | float):
+            yield f"{name}: {value!r} is text; leave out the quotes"
+        elif isinstance(value, bool | int | float) and isinstance(value, bool) != isinstance(meant, bool):
+            yield f"{name}: {value} is {'no number' if isinstance(value, bool) else 'neither true nor false'}"
+
+
+def _with_pointer(name: str, said: str) -> str:
+    if said != NO_SUCH:
+        return said
+    *sections, key = name.split(".")
+    model: Any = RunSettings
+    for section in sections:
+        model = model.model_fields[section].annotation
+    parts = RunSettings.model_fields.items()
+    elsewhere = [f"{part}.{key}" for part, f in parts if key in getattr(f.annotation, "model_fields", ())]
+    meant = (elsewhere or difflib.get_close_matches(key, model.model_fields, 1) or [""])[0]
+    return f"{said}{f' (did you mean {meant}?)' if meant else ''}; docs/settings.md lists them"

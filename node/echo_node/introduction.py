@@ -12,6 +12,7 @@ import anyio
 from echo_node.activity import Activity, Part
 from echo_node.backoff import Backoff
 from echo_node.peers import Peers
+from echo_node.waits import without_name
 from echo_swarm.checkpoint.blob import BlobClient, ask_manifest
 from echo_swarm.checkpoint.trust import TrustedHead, check_run_manifest
 from echo_swarm.clock import Clock
@@ -74,7 +75,7 @@ async def learn_run(
             # It is there, and not ready yet: that is told, and waited for however long it takes.
             problem, started_s = str(e), clock.monotonic_s()
         except PeerUnreachable as e:
-            problem = str(e)
+            problem = without_name(str(e), invite.coordinator)
             run = known or await _from_peers(host, invite, peers)
             if run is not None:
                 activity.waits(Part.LINK, "the coordinator", problem)

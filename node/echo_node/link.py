@@ -18,6 +18,7 @@ import anyio
 from echo_node.activity import Activity, Part
 from echo_node.backoff import Backoff
 from echo_node.peers import Peers
+from echo_node.waits import without_name
 from echo_swarm.checkpoint.trust import check_run_manifest
 from echo_swarm.clock import Clock
 from echo_swarm.epoch import NO_EPOCH, HighestEpoch, rank_of
@@ -289,8 +290,7 @@ class Link:
         """Return why it does not answer, without its long name, and from when it was last tried."""
         text = str(error)
         text = self._why_not if NOT_TRIED_AGAIN in text and self._why_not else text
-        name = self._invite.coordinator
-        return text.removeprefix(f"{name}: ").replace(f"/p2p/{name}", "").replace(name, "it")
+        return without_name(text, self._invite.coordinator)
 
     def _take_down(self, client: RpcClient, reason: str) -> None:
         if self._client is client:

@@ -1,5 +1,6 @@
 """The coordinator's reasons for having no work, in words that tell whether that is normal."""
 
+from echo_swarm.identity import PeerId
 from echo_swarm.work import WaitReason
 
 _WORDS = {
@@ -13,6 +14,11 @@ _WORDS = {
     "another version; `status INVITE` says more)",
     WaitReason.FINISHED: "the end (the run is finished)",
 }
+
+
+def without_name(text: str, peer: PeerId) -> str:
+    """Return an error's text without the 52 characters of the peer that everybody knows it is about."""
+    return text.removeprefix(f"{peer}: ").replace(f"/p2p/{peer}", "").replace(peer, "it")
 
 
 def describe_wait(reason: WaitReason) -> str:

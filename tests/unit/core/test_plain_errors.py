@@ -85,6 +85,31 @@ def test_every_mistake_in_a_run_file_is_told_at_once(tmp_path: Path):
         "run.id: 'x' is not allowed, it must be 32 hexadecimal digits",
         "run.name: it is missing",
         "work.group_size: 1 is not allowed, it must be 2 or more",
-        "work.group_sise: there is no such setting; docs/settings.md lists them",
+        "work.group_sise: there is no such setting (did you mean group_size?); docs/settings.md lists them",
     ):
         assert words in told
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[work]\nmax_stalenes = 2", "work.max_stalenes: there is no such setting (did you mean max_staleness?)"),
+        ("[run]\nmax_staleness = 2", "run.max_staleness: there is no such setting (did you mean work.max_staleness?)"),
+        ("[wrok]\nmax_staleness = 2", "wrok: there is no such setting (did you mean work?)"),
+        ("[optimizer]\nzzqx = 2", "optimizer.zzqx: there is no such setting; docs/settings.md lists them"),
+        ('[work]\nmax_staleness = "2"', "work.max_staleness: '2' is text; leave out the quotes"),
+        ('[optimizer]\nlearning_rate = "1e-3"', "optimizer.learning_rate: '1e-3' is text; leave out the quotes"),
+        ('[publish]\ndeltas = "yes"', "publish.deltas: 'yes' is text; leave out the quotes"),
+        ("[publish]\ndeltas = 1", "publish.deltas: 1 is neither true nor false"),
+        ("[work]\nmax_staleness = true", "work.max_staleness: True is no number"),
+    ],
+)
+def test_a_mistyped_setting_is_named_with_what_was_meant(tmp_path: Path, line: str, said: str):
+    folder = RunFolder(tmp_path)
+    section, _, setting = line.partition("\n")
+    rest = {"[run]": f'id = "{"ab" * 16}"\nname = "sums"', "[environment]": 'name = "y"'}
+    made = {**rest, section: "\n".join(filter(None, [rest.get(section, ""), setting]))}
+    folder.settings.write_text("\n".join(f"{name}\n{text}" for name, text in made.items()))
+    with pytest.raises(SettingsError) as refused:
+        load_settings(folder)
+    assert said in str(refused.value)
