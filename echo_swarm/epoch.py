@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from echo_swarm.codec import Limits
 from echo_swarm.envelope import Signed, unseal
 from echo_swarm.errors import PeerFault, Untrusted
+from echo_swarm.succession import RunKeys
 from echo_swarm.wire import U32, U63, Digest, Message, RunId, Seconds
 
 EPOCH_LIMITS = Limits(max_bytes=512, max_items=16, max_depth=1)
@@ -95,16 +96,22 @@ def rank_of(raw: bytes | None, *, run_id: str, run_key: bytes) -> Rank:
 class HighestEpoch:
     """The highest epoch of a run that this peer has heard of. Only ever moves up.
 
+    Epochs under a key that was succeeded count no more: not even one with the highest number there is.
+
     Args:
         run_id: the run.
         run_key: its public key.
         persisted: envelopes from this peer's disk; damaged ones are ignored.
+        keys: that key and its successors; None for this one alone.
 
     """
 
-    def __init__(self, *, run_id: str, run_key: bytes, persisted: Iterable[bytes] = ()) -> None:
+    def __init__(
+        self, *, run_id: str, run_key: bytes, persisted: Iterable[bytes] = (), keys: RunKeys | None = None
+    ) -> None:
         self.run_id = run_id
-        self.run_key = run_key
+        self.keys = keys or RunKeys(run_id, run_key)
+        """Shared with all who must know the run's key."""
         self._highest: Signed[Epoch] | None = None
         for raw in persisted:
             try:
@@ -115,18 +122,19 @@ class HighestEpoch:
     @property
     def signed(self) -> Signed[Epoch] | None:
         """The highest; None before any was heard of."""
-        return self._highest
+        highest = self._highest
+        return highest if highest is not None and highest.signer == self.keys.key else None
 
     @property
     def rank(self) -> Rank:
         """Its rank."""
-        return NO_EPOCH if self._highest is None else self._highest.message.rank
+        return NO_EPOCH if (highest := self.signed) is None else highest.message.rank
 
     def hear(self, raw: bytes | None) -> bool:
         """Take an envelope from anybody. Returns whether it is higher than all before. Raises as `open_epoch`."""
         if raw is None:
             return False
-        signed = open_epoch(raw, run_id=self.run_id, run_key=self.run_key)
+        signed = open_epoch(raw, run_id=self.run_id, run_key=self.keys.key)
         if signed.message.rank <= self.rank:
             return False
         self._highest = signed
@@ -134,4 +142,4 @@ class HighestEpoch:
 
     def refuses(self, rank: Rank, version: int, digest: bytes) -> bool:
         """Say whether a manifest falls to the highest epoch; see `Epoch.refuses`."""
-        return self._highest is not None and self._highest.message.refuses(rank, version, digest)
+        return (highest := self.signed) is not None and highest.message.refuses(rank, version, digest)

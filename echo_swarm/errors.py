@@ -7,7 +7,8 @@ EchoError                     1   anything of ours
 ├── Unavailable                   somebody else is not there (now); trying later may help
 │   ├── BootstrapFailed       3   no bootstrap address answered; names each and why
 │   ├── PeerUnreachable       4   one named peer did not answer
-│   │   └── Unanswered        4   it was reached, and a call was not answered in time
+│   │   ├── Unanswered        4   it was reached, and a call was not answered in time
+│   │   └── AnotherPeer       4   another one answers at its address
 │   └── RunNotFound           4   reached a peer, but it does not serve this run
 ├── LocalFault                    this machine cannot do it
 │   ├── DaemonFailed          5   the libp2p helper did not start or died
@@ -72,6 +73,15 @@ class PeerUnreachable(Unavailable):
 
 class Unanswered(PeerUnreachable):
     """A call was sent to a peer, and no answer came in time."""
+
+
+class AnotherPeer(PeerUnreachable):
+    """At the address of a peer another one answers. `found` is the peer id that it proved to have."""
+
+    def __init__(self, address: str, found: str) -> None:
+        self.address = address
+        self.found = found
+        super().__init__(f"{address}: another identity answers there")
 
 
 class RunNotFound(Unavailable):

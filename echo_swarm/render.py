@@ -1,5 +1,6 @@
 """A run's status as tables for a terminal. Used by both command lines; knows nothing but `RunStatus`."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -31,8 +32,16 @@ def render_run_status(status: RunStatus) -> RenderableType:
     if any(entry.probes or entry.trained_gap is not None for entry in status.classes):
         parts.append(classes_table(status.classes))
     parts += transfers_parts(status.transfers, status.transfers_refused)
+    if status.key_changed_at is not None:
+        parts.append(_key_line(status.key_changes, status.key_changed_at))
     parts += [literal(f"! {warning}", style="yellow") for warning in status.warnings]
     return Group(*parts)
+
+
+def _key_line(changes: int, at: float) -> Text:
+    day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+    often = "once" if changes == 1 else f"{changes} times, last"
+    return Text(f"the run's key was replaced {often} on {day}; invites from before still lead here", style="dim")
 
 
 def nodes_table(nodes: Iterable[NodeStatus]) -> RenderableType:

@@ -239,6 +239,10 @@ class RunStatus(_Part):
     """The last versions, the newest first."""
     transfers_refused: dict[str, int] = Field(default_factory=dict[str, int])
     """What peers said of transfers and cannot be, by reason."""
+    key_changes: int = 0
+    """How often the run's key was replaced."""
+    key_changed_at: float | None = None
+    """The last time, in seconds since 1970."""
     failed_conversions: int = 0
     """Files for llama.cpp that could not be made; their versions were published without them."""
     warnings: list[str] = Field(default_factory=list[str])

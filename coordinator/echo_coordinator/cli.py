@@ -127,6 +127,23 @@ def rollback(
     typer.echo(f"  echo-coordinator start {run}")
 
 
+@app.command("rotate-key")
+def rotate_key(
+    run: RunArgument,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over", help="Also when another coordinator with the old key began later, as a thief's would."
+        ),
+    ] = False,
+) -> None:
+    """Give a stopped run a new key. The old one signs it, so that nodes follow; invites from before still work."""
+    from echo_coordinator.commands.rotate import rotate
+
+    for line in rotate(run, take_over=take_over):
+        typer.echo(line)
+
+
 @app.command()
 def peers(run: RunArgument, as_json: JsonOption = False) -> None:
     """Show every peer that the run knows: what it delivered, how it stands and why."""

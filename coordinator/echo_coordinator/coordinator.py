@@ -25,10 +25,12 @@ from typing import Any
 
 import anyio
 
+from echo_coordinator.beginning import Ground, begin_epoch, check_whole, prepare
 from echo_coordinator.child_settings import pool_settings, trainer_config
 from echo_coordinator.config import RunSettings
 from echo_coordinator.control import control_server
-from echo_coordinator.epochs import Fence, take_epoch
+from echo_coordinator.epochs import Fence
+from echo_coordinator.key_watch import KeyWatch
 from echo_coordinator.loops.auditing import Auditing
 from echo_coordinator.loops.evaluating import EvaluationLoop
 from echo_coordinator.loops.feeding import Scorers, feed_prompts, score_completions, tick
@@ -37,7 +39,7 @@ from echo_coordinator.loops.publishing import Publishing
 from echo_coordinator.loops.reporting import Reporter
 from echo_coordinator.loops.sparing import Sparing
 from echo_coordinator.loops.training import OpenTrainer, Trained, TrainingLoop
-from echo_coordinator.manifests import run_facts, write_run_manifest
+from echo_coordinator.manifests import run_facts
 from echo_coordinator.peer_requests import PEER_REQUESTS
 from echo_coordinator.peer_requests import answer as answer_about_peers
 from echo_coordinator.peers_met import keep_peers
@@ -55,7 +57,7 @@ from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.clock import Clock, SystemClock
 from echo_swarm.directory.base import Directory
-from echo_swarm.errors import EchoError, LocalFault
+from echo_swarm.errors import EchoError
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.transport.base import Host
@@ -153,22 +155,20 @@ async def run_coordinator(
     """
     clock = SystemClock()
     children = children or real_children(folder, settings)
-    run_manifest = write_run_manifest(folder, settings, identity, clock)
-    store = VersionStore(folder.store, settings.run.id)
-    store.save_run(run_manifest)
+    ground = prepare(folder, settings, identity, clock)
     async with (
         _open_state(folder, settings, clock) as state,
         children.open_scorers() as pool,
-        _blob_server(host, store, settings) as blobs,
+        _blob_server(host, ground.store, settings) as blobs,
     ):
-        _check_whole(folder, store, state)
-        newest, addresses = store.newest(), host.addresses
-        fence = take_epoch(folder, store.run_id, identity, newest, clock, addresses=addresses, take_over=take_over)
-        publishing = _publishing(folder, settings, identity, store, state, fence)
+        check_whole(folder, ground.store, state)
+        fence = begin_epoch(folder, ground, clock, host.addresses, take_over=take_over)
+        publishing = _publishing(folder, settings, ground, state, fence)
         coordinator = _assemble(folder, settings, identity, host, children, state, pool, publishing, blobs, fence)
+        coordinator.reporter.keys = ground.keys
 
         server = RpcServer(host, WORK_PROTOCOL, max_request_bytes=MAX_REQUEST_BYTES)
-        _work_service(coordinator, publishing, run_manifest, host).register(server)
+        _work_service(coordinator, publishing, ground.run_manifest, host).register(server)
         await coordinator.reporter.refresh()
         async with server, anyio.create_task_group() as tasks:
             # Closed before the tasks are cancelled: a wait cancelled in closing would hide what the block raised.
@@ -177,6 +177,7 @@ async def run_coordinator(
                     tasks.start_soon(loop)
                 tasks.start_soon(publishing.announce, host, directory, settings.run.id)
                 tasks.start_soon(fence.watch, directory)
+                tasks.start_soon(KeyWatch(ground.keys, host, directory, coordinator.reporter.warn).run)
                 tasks.start_soon(keep_peers, folder, state, host)
                 try:
                     yield coordinator
@@ -202,25 +203,6 @@ def _open_state(folder: RunFolder, settings: RunSettings, clock: Clock) -> Abstr
     return open_run(folder.database, settings.work, facts, clock, settings.probes, settings.audits, limits)
 
 
-def _check_whole(folder: RunFolder, store: VersionStore, state: RunState) -> None:
-    """Refuse a run folder of which a part is missing: going on would quietly begin again.
-
-    A version is published after its line in the ledger, and that after its checkpoint, so that no crash leaves the
-    database behind the store, or the checkpoints empty.
-    """
-    trained, held = state.core.versions.trained, store.versions()
-    if held and held[-1] > trained:
-        raise LocalFault(
-            f"{folder.store} holds version {held[-1]}, and {folder.database} knows of none after {trained}: the "
-            "database was lost or replaced. Restore it from a backup, or begin a new run with init"
-        )
-    if trained and not any(folder.checkpoints.glob("v*")):
-        raise LocalFault(
-            f"{folder.checkpoints} is empty, and version {trained} was trained: the optimizer's state is lost. Restore "
-            "the folder from a backup, or begin a new run with init from an export of this one"
-        )
-
-
 def _loops(coordinator: Coordinator, pool: Scorers) -> list[Callable[[], Coroutine[Any, Any, None]]]:
     settings, state = coordinator.settings, coordinator.state
 
@@ -244,23 +226,22 @@ def _blob_server(host: Host, store: VersionStore, settings: RunSettings) -> Blob
     return BlobServer(host, store, max_uploads=32, allocates=True, max_bytes_per_s=max_upload)
 
 
-def _publishing(
-    folder: RunFolder, settings: RunSettings, identity: Identity, store: VersionStore, state: RunState, fence: Fence
-) -> Publishing:
+def _publishing(folder: RunFolder, settings: RunSettings, ground: Ground, state: RunState, fence: Fence) -> Publishing:
     publisher = Publisher(
-        identity=identity,
-        store=store,
+        identity=ground.identity,
+        store=ground.store,
         clock=state.core.clock,
         max_staleness=settings.work.max_staleness,
         keep_versions=settings.keep_versions,
         lifetime_s=settings.publish.valid_s,
         deltas=settings.publish.deltas,
         fence=fence,
+        keys=ground.keys,
     )
     return Publishing(
         state=state,
         publisher=publisher,
-        identity=identity,
+        identity=ground.identity,
         clock=state.core.clock,
         contents=contents_of(folder, settings.publish, lora=settings.lora is not None),
         fence=fence,

@@ -159,7 +159,8 @@ def taken_over(other: Epoch, own: Rank) -> str:
         f"another coordinator with this run's key has taken over, since {since} (epoch {other.number}, {base}; the one "
         f"of this folder is {own[0]}). Nodes follow that one, and what was published here since does not count. If it "
         "is not to be that way, end the other one and start this one with --take-over; so, too, when this folder was "
-        "restored from a backup. If nobody started another one, somebody has the run's key"
+        "restored from a backup. If nobody started another one, somebody has the run's key: give the run another with "
+        "rotate-key --take-over"
     )
 
 
@@ -172,6 +173,7 @@ def take_epoch(
     *,
     addresses: Sequence[str] = (),
     take_over: bool = False,
+    above: int = 0,
 ) -> Fence:
     """Begin a new epoch: higher than all that this folder knows of, and durable when this returns.
 
@@ -183,6 +185,7 @@ def take_epoch(
         clock: for people.
         addresses: where this start can be reached, for the next one to know.
         take_over: also when the folder knows of a higher epoch than its own, which this one then replaces.
+        above: number of the last epoch under the key before this one, if there was one.
 
     Raises:
         TakenOver: it knows of a higher one, and `take_over` is not given.
@@ -190,14 +193,12 @@ def take_epoch(
 
     """
     noted = read_noted(folder)
-    own = _rank(noted.own, run_id, identity)
-    other = _rank(noted.other, run_id, identity)
+    require_newest(folder, run_id, identity, take_over=take_over)
+    own, other = _rank(noted.own, run_id, identity), _rank(noted.other, run_id, identity)
     of_head = _rank(None if head is None else head.message.epoch, run_id, identity)
-    if noted.other is not None and other > own and not take_over:
-        raise TakenOver(taken_over(open_epoch(noted.other, run_id=run_id, run_key=identity.public_key).message, own))
     epoch = Epoch(
         run_id=run_id,
-        number=max(own, other, of_head)[0] + 1,
+        number=max(own[0], other[0], of_head[0], above) + 1,
         nonce=os.urandom(16),
         started_at=clock.wall_s(),
         base_version=None if head is None else head.message.policy_version,
@@ -208,8 +209,21 @@ def take_epoch(
     return Fence(folder, open_epoch(raw, run_id=run_id, run_key=identity.public_key))
 
 
+def require_newest(folder: RunFolder, run_id: str, identity: Identity, *, take_over: bool) -> None:
+    """Raise TakenOver when the folder knows of a higher epoch than its own, unless that one is to be replaced."""
+    noted = read_noted(folder)
+    own = _rank(noted.own, run_id, identity)
+    if noted.other is not None and _rank(noted.other, run_id, identity) > own and not take_over:
+        raise TakenOver(taken_over(open_epoch(noted.other, run_id=run_id, run_key=identity.public_key).message, own))
+
+
+def number_of(raw: bytes | None, run_id: str, identity: Identity) -> int:
+    """Return the number of an epoch under this key; 0 for none."""
+    return _rank(raw, run_id, identity)[0]
+
+
 def _rank(raw: bytes | None, run_id: str, identity: Identity) -> Rank:
     try:
         return rank_of(raw, run_id=run_id, run_key=identity.public_key)
     except PeerFault:
-        return NO_EPOCH  # Of another key: the folder's key was replaced by hand.
+        return NO_EPOCH  # Of an earlier key.

@@ -3,6 +3,7 @@
 from echo_coordinator.config import RunSettings
 from echo_coordinator.model_folder import count_parameters, read_facts
 from echo_coordinator.run_folder import RunFolder
+from echo_coordinator.run_keys import known_keys
 from echo_coordinator.state.core import RunFacts
 from echo_swarm.checkpoint.files import write_atomically
 from echo_swarm.clock import Clock
@@ -79,4 +80,5 @@ def _read_previous(folder: RunFolder, identity: Identity) -> RunManifest | None:
         signed = unseal(folder.run_manifest.read_bytes(), RunManifest, MANIFEST_LIMITS)
     except (OSError, PeerFault):
         return None
-    return signed.message if signed.signer == identity.public_key else None
+    keys = known_keys(folder, signed.message.run_id, identity)
+    return signed.message if signed.signer == keys.key or keys.after(signed.signer) else None

@@ -2,6 +2,7 @@
 
 RUN/run.toml         settings, for people to edit
 RUN/keys/run.key     the run's key (mode 0600): signs manifests, and is the coordinator's identity
+RUN/keys/succession.bin  how earlier keys were succeeded (next.key: of a rotation under way); see `run_keys`
 RUN/state.db         leases, replay buffer, ledger of what was trained, counters
 RUN/run.manifest     signed RunManifest
 RUN/epoch.json       which start of a coordinator this is; see `epochs`
@@ -46,6 +47,16 @@ class RunFolder:
     def key(self) -> Path:
         """The run's private key."""
         return self.root / "keys" / "run.key"
+
+    @property
+    def next_key(self) -> Path:
+        """The private key that is to be the run's."""
+        return self.root / "keys" / "next.key"
+
+    @property
+    def successions(self) -> Path:
+        """How the run's earlier keys were succeeded."""
+        return self.root / "keys" / "succession.bin"
 
     @property
     def database(self) -> Path:

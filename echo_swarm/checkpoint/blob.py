@@ -1,6 +1,7 @@
 """What peers say to each other about versions: the protocol BLOB_PROTOCOL over `transport.rpc`.
 
     run       RunRequest       → EnvelopeReply   the RunManifest's envelope
+    keys      RunRequest       → KeyChain        the successions of the run's key, as far as this peer knows them
     manifest  ManifestRequest  → EnvelopeReply   a CheckpointManifest's envelope; the newest one without a version
     have      HaveRequest      → HaveReply       which pieces of an artifact this peer has, and who else wants them
     offer     OfferRequest     → OfferReply      which of the pieces wanted to ask the coordinator for
@@ -19,6 +20,7 @@ from echo_swarm.checkpoint.pieces import MAX_PACKED_BYTES
 from echo_swarm.envelope import OVERHEAD_BYTES
 from echo_swarm.identity import PeerId
 from echo_swarm.manifest import MANIFEST_LIMITS, MAX_PIECE_BYTES
+from echo_swarm.succession import KeyChain
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcClient, call_message
 from echo_swarm.wire import U32, U63, Address, Digest, Message, RunId
@@ -40,7 +42,7 @@ assert MAX_PIECE_BYTES + 1024 <= MAX_REPLY_BYTES
 
 
 class RunRequest(Message):
-    """Ask what the run is."""
+    """Ask what the run is, or which keys it has had."""
 
     run_id: RunId
 
@@ -149,6 +151,10 @@ class BlobClient:
         request = RunRequest(run_id=run_id)
         return (await call_message(self._rpc, "run", request, EnvelopeReply, timeout_s=timeout_s)).envelope
 
+    async def keys(self, run_id: str, *, timeout_s: float) -> KeyChain:
+        """Return the successions that the peer knows; check them with `succession.RunKeys`."""
+        return await call_message(self._rpc, "keys", RunRequest(run_id=run_id), KeyChain, timeout_s=timeout_s)
+
     async def manifest(self, run_id: str, version: int | None = None, *, timeout_s: float) -> bytes:
         """Return the envelope of a version's manifest (default: the newest); check it with `trust.TrustedHead`."""
         request = ManifestRequest(run_id=run_id, policy_version=version)
@@ -185,3 +191,9 @@ async def ask_manifest(host: Host, peer: PeerId, run_id: str, version: int | Non
     """Ask one peer once for a manifest's envelope; see `BlobClient.manifest`."""
     async with BlobClient(host, peer) as client:
         return await client.manifest(run_id, version, timeout_s=timeout_s)
+
+
+async def ask_keys(host: Host, peer: PeerId, run_id: str, *, timeout_s: float) -> KeyChain:
+    """Ask one peer once for the successions of a run's key; see `BlobClient.keys`."""
+    async with BlobClient(host, peer) as client:
+        return await client.keys(run_id, timeout_s=timeout_s)

@@ -99,6 +99,13 @@ class Fetcher:
         self._rate = RateLimit(self.settings.max_bytes_per_s)
         self._turns: dict[bytes, anyio.Lock] = {}
 
+    def follow(self, coordinator: PeerId) -> None:
+        """Spare another one's uplink from now on: the run's key was succeeded. What came from the two counts as one."""
+        before, self._coordinator = self._coordinator, coordinator
+        if before is not None and before != coordinator and before in self.bytes_by_source:
+            moved = self.bytes_by_source.pop(before)
+            self.bytes_by_source[coordinator] = self.bytes_by_source.get(coordinator, 0) + moved
+
     def bytes_from(self, origin: Origin) -> int:
         """Return the verified piece bytes that came from one kind of source."""
         return sum(size for peer, size in self.bytes_by_source.items() if Origin.of(peer, self._coordinator) is origin)

@@ -40,6 +40,7 @@ from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.checkpoint.uploads import Turns
 from echo_swarm.errors import RemoteError, RunNotFound
 from echo_swarm.identity import PeerId
+from echo_swarm.succession import KeyChain
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcServer, typed
 
@@ -105,6 +106,7 @@ class BlobServer:
             max_streams=256,
         )
         self._rpc.method("run", typed(RunRequest, self._run))
+        self._rpc.method("keys", typed(RunRequest, self._keys))
         self._rpc.method("manifest", typed(ManifestRequest, self._manifest))
         self._rpc.method("have", typed(HaveRequest, self._have), waits=True)
         if allocates:
@@ -126,6 +128,10 @@ class BlobServer:
         if raw is None:
             raise RemoteError(NOT_FOUND, "this peer does not have the run's description yet")
         return EnvelopeReply(envelope=raw)
+
+    async def _keys(self, _peer: PeerId, request: RunRequest) -> KeyChain:
+        self._check_run(request.run_id)
+        return await anyio.to_thread.run_sync(self._store.keys) or KeyChain(links=())
 
     async def _manifest(self, _peer: PeerId, request: ManifestRequest) -> EnvelopeReply:
         self._check_run(request.run_id)

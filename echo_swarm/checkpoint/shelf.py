@@ -15,6 +15,7 @@ from echo_swarm.envelope import OVERHEAD_BYTES, Signed, unseal
 from echo_swarm.epoch import EPOCH_LIMITS, MAX_EPOCH_BYTES, NO_EPOCH, Epoch, Rank
 from echo_swarm.errors import LocalFault, PeerFault, UsageError
 from echo_swarm.manifest import MANIFEST_LIMITS, CheckpointManifest
+from echo_swarm.succession import CHAIN_LIMITS, KeyChain, RunKeys, read_chain
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,35 @@ class ManifestShelf:
         if known is None or known.rank < signed.message.rank:
             write_atomically(self.folder / "epoch.bin", signed.raw)
         self.owes_epoch = False
+
+    def keys(self) -> KeyChain | None:
+        """Return the kept chain of successions, not yet checked; None when there is none, or it is damaged."""
+        raw = read_file(self.folder / "keys.bin", CHAIN_LIMITS.max_bytes)
+        try:
+            return None if raw is None else read_chain(raw)
+        except PeerFault as e:
+            log.warning("the successions of the run's key on disk are damaged (%s); others tell them again", e)
+            return None
+
+    def save_keys(self, chain: KeyChain) -> None:
+        """Persist a (checked) chain, before anything follows it."""
+        write_atomically(self.folder / "keys.bin", chain.raw)
+
+    def keep_under(self, keys: RunKeys) -> list[int]:
+        """Drop what the run's keys do not stand for: versions, the head, an epoch under another key. Returns versions.
+
+        Made again after a crash it goes on where it was.
+        """
+        with self._lock:
+            raw = self.epoch()
+            if raw is not None and not _is_signed_by(raw, keys.key):
+                remove_file(self.folder / "epoch.bin")
+            doomed = [v for v, signed in self._manifests.items() if not keys.accepts(signed.signer, signed.digest)]
+            gone = [version for version in doomed if self._forget(version)]
+            if self._head is not None and not keys.accepts(self._head.signer, self._head.digest):
+                remove_file(self.folder / "head.bin")
+                self._head = None
+            return sorted(gone)
 
     def head(self) -> Signed[CheckpointManifest] | None:
         """Return the persisted head; None when there is none (or it is damaged, see `known_manifests`)."""
@@ -231,6 +261,13 @@ def _epoch(raw: bytes) -> Epoch | None:
     except PeerFault as e:
         log.warning("the epoch on disk is damaged (%s); whoever is asked next tells it again", e)
         return None
+
+
+def _is_signed_by(epoch: bytes, key: bytes) -> bool:
+    try:
+        return unseal(epoch, Epoch, EPOCH_LIMITS).signer == key
+    except PeerFault:
+        return False
 
 
 def _falls(epoch: Epoch, signed: Signed[CheckpointManifest]) -> bool:

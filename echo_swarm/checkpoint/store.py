@@ -3,6 +3,7 @@
     <root>/<run id>/run.bin                 envelope of the RunManifest
                     head.bin                envelope of the highest trusted manifest
                     epoch.bin               envelope of the highest epoch heard of
+                    keys.bin                successions of the run's key
                     v00000012/manifest.bin  envelope of that version's manifest
                               model.safetensors            whole and verified, or absent
                               model.safetensors.part       on its way, see `partial`

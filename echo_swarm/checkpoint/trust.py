@@ -6,7 +6,8 @@ An envelope becomes the trusted head only if, in this order,
 2. it decodes canonically,
 3. it is of the type CheckpointManifest,
 4. its signature fits,
-5. the signer is the run's key (the one in the invite),
+5. the signer is the run's key (the one in the invite, or its newest successor), or a key that was succeeded, and the
+   succession names this very manifest (`succession.RunKeys.check`),
 6. it is about this run,
 7. no two of its artifacts have one file name (`Artifact.file_name`); adapters and deltas, and no others, name a base;
    deltas, and no others, a target in the same manifest and a version below,
@@ -27,7 +28,7 @@ falls to a higher epoch is no head any more, and what 9 and 10 compare with is g
 from collections.abc import Iterable
 
 from echo_swarm.envelope import Signed, unseal
-from echo_swarm.epoch import HighestEpoch, rank_of
+from echo_swarm.epoch import NO_EPOCH, HighestEpoch, Rank, rank_of
 from echo_swarm.errors import MalformedMessage, PeerFault, Untrusted
 from echo_swarm.manifest import (
     ADAPTER_KINDS,
@@ -38,6 +39,7 @@ from echo_swarm.manifest import (
     CheckpointManifest,
     RunManifest,
 )
+from echo_swarm.succession import RunKeys
 
 _OVER_A_BASE = (*ADAPTER_KINDS, ArtifactKind.DELTA)
 
@@ -51,23 +53,33 @@ class TrustedHead:
         persisted: envelopes found on this peer's disk (`VersionStore.known_manifests`), in any order; the newest
             good one is where trust starts. Damaged ones are described in `damaged` and otherwise ignored.
         epoch: the envelope of the highest epoch on this peer's disk (`VersionStore.epoch`), if there is one.
+        keys: the run's keys, as far as they are known; None for `publisher_key` alone.
 
     """
 
     def __init__(
-        self, *, run_id: str, publisher_key: bytes, persisted: Iterable[bytes] = (), epoch: bytes | None = None
+        self,
+        *,
+        run_id: str,
+        publisher_key: bytes,
+        persisted: Iterable[bytes] = (),
+        epoch: bytes | None = None,
+        keys: RunKeys | None = None,
     ) -> None:
         self._run_id = run_id
-        self._publisher_key = publisher_key
+        self.keys = keys or RunKeys(run_id, publisher_key)
+        """The run's keys. After they changed, call `keys_changed`."""
         self._head: Signed[CheckpointManifest] | None = None
-        self.epochs = HighestEpoch(run_id=run_id, run_key=publisher_key, persisted=() if epoch is None else (epoch,))
+        self.epochs = HighestEpoch(
+            run_id=run_id, run_key=publisher_key, persisted=() if epoch is None else (epoch,), keys=self.keys
+        )
         """The highest epoch of the run that this peer has heard of."""
         damaged: list[str] = []
         good: list[Signed[CheckpointManifest]] = []
         for raw in persisted:
             try:
                 good.append(self._checked(raw))
-                self.epochs.hear(good[-1].message.epoch)
+                self.epochs.hear(self._epoch_of(good[-1]))
             except PeerFault as e:
                 damaged.append(str(e))
         for signed in good:
@@ -99,9 +111,14 @@ class TrustedHead:
 
     def falls(self, signed: Signed[CheckpointManifest]) -> bool:
         """Say whether a checked manifest falls to the highest epoch: a coordinator published it that was replaced."""
-        manifest = signed.message
-        rank = rank_of(manifest.epoch, run_id=self._run_id, run_key=self._publisher_key)
-        return self.epochs.refuses(rank, manifest.policy_version, signed.digest)
+        return self.epochs.refuses(self._rank_of(signed), signed.message.policy_version, signed.digest)
+
+    def keys_changed(self) -> bool:
+        """Give up a head that counts no more under the run's keys. Returns whether there was one."""
+        falls = self._head is not None and not self.keys.accepts(self._head.signer, self._head.digest)
+        if falls:
+            self._head = None
+        return falls
 
     def update(self, raw: bytes, now_s: float) -> Signed[CheckpointManifest]:
         """Check an envelope by the rules above and make it the head.
@@ -117,7 +134,7 @@ class TrustedHead:
         """
         del now_s
         signed = self._checked(raw)
-        self.hear(signed.message.epoch)
+        self.hear(self._epoch_of(signed))
         self._check_epoch(signed)
         version = signed.message.policy_version
         epoch = self.epochs.signed
@@ -156,6 +173,14 @@ class TrustedHead:
         """Return whether the head's time has run out: the coordinator has gone quiet. A warning, nothing more."""
         return self._head is not None and self._head.message.expires_at <= now_s
 
+    def _epoch_of(self, signed: Signed[CheckpointManifest]) -> bytes | None:
+        """Return a manifest's epoch; none under a key that was succeeded, whose epochs are below all others."""
+        return signed.message.epoch if signed.signer == self.keys.key else None
+
+    def _rank_of(self, signed: Signed[CheckpointManifest]) -> Rank:
+        epoch = self._epoch_of(signed)
+        return NO_EPOCH if epoch is None else rank_of(epoch, run_id=self._run_id, run_key=self.keys.key)
+
     def _check_epoch(self, signed: Signed[CheckpointManifest]) -> None:
         if self.falls(signed):
             assert self.epochs.signed is not None
@@ -166,7 +191,8 @@ class TrustedHead:
 
     def _checked(self, raw: bytes) -> Signed[CheckpointManifest]:
         signed = unseal(raw, CheckpointManifest, MANIFEST_LIMITS)
-        _check_origin(signed.signer, signed.message.run_id, self._publisher_key, self._run_id)
+        self.keys.check(signed.signer, signed.digest)
+        _check_run(signed.message.run_id, self._run_id)
         names = [artifact.file_name for artifact in signed.message.artifacts]
         if len(set(names)) != len(names):
             raise MalformedMessage(f"version {signed.message.policy_version} has two artifacts with one file name")
@@ -178,7 +204,7 @@ class TrustedHead:
                 )
         for delta in signed.message.artifacts:
             _check_delta(signed.message, delta)
-        rank_of(signed.message.epoch, run_id=self._run_id, run_key=self._publisher_key)
+        self._rank_of(signed)
         return signed
 
 
@@ -197,7 +223,9 @@ def _check_delta(manifest: CheckpointManifest, delta: Artifact) -> None:
         )
 
 
-def check_run_manifest(raw: bytes, *, run_id: str, publisher_key: bytes) -> Signed[RunManifest]:
+def check_run_manifest(
+    raw: bytes, *, run_id: str, publisher_key: bytes, keys: RunKeys | None = None
+) -> Signed[RunManifest]:
     """Check the description of a run against its invite. Order: envelope, key, run, then what must fit together.
 
     Raises:
@@ -207,9 +235,10 @@ def check_run_manifest(raw: bytes, *, run_id: str, publisher_key: bytes) -> Sign
     """
     signed = unseal(raw, RunManifest, MANIFEST_LIMITS)
     run = signed.message
-    _check_origin(signed.signer, run.run_id, publisher_key, run_id)
-    if run.publisher_key != publisher_key:
-        raise Untrusted("the run manifest names another publisher key than the invite")
+    (keys or RunKeys(run_id, publisher_key)).check(signed.signer, signed.digest)
+    _check_run(run.run_id, run_id)
+    if run.publisher_key != signed.signer:
+        raise Untrusted("the run manifest names another publisher key than the one that signed it")
     if (run.mode == "sequential") != (run.max_staleness == 0):
         raise MalformedMessage(f"mode {run.mode!r} does not go with max_staleness {run.max_staleness}")
     if max(run.end_token_ids) >= run.vocabulary_size:
@@ -217,8 +246,6 @@ def check_run_manifest(raw: bytes, *, run_id: str, publisher_key: bytes) -> Sign
     return signed
 
 
-def _check_origin(signer: bytes, run_id: str, expected_key: bytes, expected_run: str) -> None:
-    if signer != expected_key:
-        raise Untrusted("signed by another key than the run's")
+def _check_run(run_id: str, expected_run: str) -> None:
     if run_id != expected_run:
         raise Untrusted(f"about run {run_id}, expected {expected_run}")

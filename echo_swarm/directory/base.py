@@ -32,6 +32,10 @@ class Directory(Protocol):
         """
         ...
 
+    def meet(self, address: str) -> None:
+        """Go into the network through this peer, too, from now on."""
+        ...
+
     async def find(self, topic: str) -> list[bytes]:
         """Return the live records of a topic whose signatures fit, at most one a signer, in no order.
 

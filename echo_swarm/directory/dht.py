@@ -34,6 +34,7 @@ DEADLINE_S = 12.0
 """For one announcement or search."""
 ATTACH_EVERY_S = 5.0
 """How often bootstrap peers that are missing from the routing table are dialled again."""
+MAX_BOOTSTRAP = 32
 KNOWN_AT_ONCE = 8
 """Peers remembered from earlier that are tried in one go."""
 _SMALLEST_STEP_S = 0.001
@@ -81,6 +82,16 @@ class DhtDirectory:
         if held is None or held[1] <= expires_at:
             return False
         return await self._store(topic, envelope, held[1] + _SMALLEST_STEP_S)
+
+    def meet(self, address: str) -> None:
+        """Keep this peer in the routing table, too, in place of one that was to be at the same place."""
+        where, _, peer = address.rpartition("/p2p/")
+        if peer == self._host.peer_id:
+            return
+        gone = [p for p, known in self._bootstrap.items() if known.rpartition("/p2p/")[0] == where]
+        if len(self._bootstrap) - len(gone) < MAX_BOOTSTRAP:
+            self._bootstrap = {p: known for p, known in self._bootstrap.items() if p not in gone}
+            self._bootstrap[PeerId(peer)] = address
 
     async def find(self, topic: str) -> list[bytes]:
         """Return the live records of a topic; see the seam."""

@@ -58,6 +58,9 @@ class MemoryDirectory:
             return False
         return self._store.put(topic, self._identity.public_key, envelope, expires_at=expires_at, now=now)
 
+    def meet(self, address: str) -> None:
+        """Need no way into the network: there is none."""
+
     async def find(self, topic: str) -> list[bytes]:
         """Return the live records of a topic."""
         await anyio.lowlevel.checkpoint()

@@ -11,6 +11,10 @@ from echo_swarm.epoch import NO_EPOCH, Rank, rank_of
 from echo_swarm.errors import PeerFault
 from echo_swarm.identity import PeerId
 from echo_swarm.records import HeadRecord, PeerRecord
+from echo_swarm.succession import RunKeys, Succession
+
+SUCCESSION_SLACK_S = 60.0
+"""The last records under an old key may have been signed until then, if clocks differ."""
 
 
 def newest_head(
@@ -36,6 +40,16 @@ def epochs_in(envelopes: Iterable[bytes], *, run_id: str, run_key: bytes) -> lis
         for signed in _readable(envelopes)
         if signed.signer == run_key and signed.message.run_id == run_id and signed.message.epoch is not None
     ]
+
+
+def signed_by_earlier_key(envelopes: Iterable[bytes], keys: RunKeys) -> list[tuple[bytes, Succession]]:
+    """Return (key, its succession) for records that a key signed well after it was succeeded, by its signer's clock."""
+    found: list[tuple[bytes, Succession]] = []
+    for signed in _readable(envelopes):
+        gone = keys.after(signed.signer) if signed.message.run_id == keys.run_id else None
+        if gone is not None and signed.message.issued_at > gone.made_at + SUCCESSION_SLACK_S:
+            found.append((signed.signer, gone))
+    return found
 
 
 def newest_peers(envelopes: Iterable[bytes], *, run_id: str) -> dict[PeerId, PeerRecord]:

@@ -58,6 +58,7 @@ class Host(Protocol):
 
         Raises:
             PeerUnreachable: within `timeout_s`, saying why.
+            AnotherPeer: the handshake there proved another identity.
 
         """
         ...

@@ -1,11 +1,11 @@
 """Joining a network through a list of addresses, some of which are stale. For every host."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from echo_swarm.errors import BootstrapFailed, PeerUnreachable
+from echo_swarm.errors import AnotherPeer, BootstrapFailed, PeerUnreachable
 from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
 
@@ -18,12 +18,21 @@ GRACE_S = 1.0
 SHORTEST_ATTEMPT_S = 2.0
 OnRetry = Callable[[BootstrapFailed, float], None]
 """Told about a failed attempt and the pause in seconds that follows it."""
+OnStranger = Callable[[Host, AnotherPeer], Awaitable[bool]]
+"""Asked whether to take another peer that answers at an address; it is connected then."""
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 15.0
 _LONGEST_ATTEMPT_S = 60.0
 
 
-async def dial_any(host: Host, addresses: Sequence[str], *, timeout_s: float) -> list[PeerId]:
+async def no_stranger(_host: Host, _stranger: AnotherPeer) -> bool:
+    """Take no other peer than the one asked for."""
+    return False
+
+
+async def dial_any(
+    host: Host, addresses: Sequence[str], *, timeout_s: float, on_stranger: OnStranger = no_stranger
+) -> list[PeerId]:
     """Dial all addresses at once. Returns the peers that answered, at least one.
 
     Raises:
@@ -36,7 +45,12 @@ async def dial_any(host: Host, addresses: Sequence[str], *, timeout_s: float) ->
 
         async def dial(address: str) -> None:
             try:
-                peer = await host.connect(address, timeout_s=timeout_s)
+                try:
+                    peer = await host.connect(address, timeout_s=timeout_s)
+                except AnotherPeer as e:
+                    if not await on_stranger(host, e):
+                        raise
+                    peer = PeerId(e.found)
             except PeerUnreachable as e:
                 failures[address] = str(e).removeprefix(address).removeprefix(": ")
             else:
@@ -60,6 +74,7 @@ async def dial_patiently(
     attempt_s: float,
     patience_s: float,
     on_retry: OnRetry | None = None,
+    on_stranger: OnStranger = no_stranger,
 ) -> list[PeerId]:
     """Dial until an address answers: for a coordinator that is overloaded, or about to come back.
 
@@ -71,6 +86,7 @@ async def dial_patiently(
         attempt_s: for the first attempt.
         patience_s: attempts begin and end within this, but for `SHORTEST_ATTEMPT_S`; 0 for a single one of `attempt_s`.
         on_retry: told about each failed attempt and the pause in seconds that follows it.
+        on_stranger: see OnStranger; by default none is taken.
 
     Raises:
         BootstrapFailed: with each address's last reason, once `patience_s` is used up.
@@ -82,7 +98,8 @@ async def dial_patiently(
     while True:
         try:
             left_s = max(SHORTEST_ATTEMPT_S, give_up_at - anyio.current_time())
-            return await dial_any(host, addresses, timeout_s=min(attempt_s, left_s) if patience_s else attempt_s)
+            timeout_s = min(attempt_s, left_s) if patience_s else attempt_s
+            return await dial_any(host, addresses, timeout_s=timeout_s, on_stranger=on_stranger)
         except BootstrapFailed as e:
             reasons |= {
                 address: reason

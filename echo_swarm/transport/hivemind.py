@@ -11,23 +11,25 @@ and the two failures have different errors. hivemind is imported when a host is 
 import asyncio
 import logging
 import os
+import re
 import shutil
 import sys
 import warnings
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, TaskGroup
 
-from echo_swarm.errors import DaemonFailed, LocalFault, PeerUnreachable, UsageError
+from echo_swarm.errors import AnotherPeer, DaemonFailed, LocalFault, PeerUnreachable, UsageError
 from echo_swarm.extras import install_command
 from echo_swarm.identity import Identity, PeerId, public_key_of
 from echo_swarm.transport.base import Handler
-from echo_swarm.transport.bootstrap import NOT_TRIED_AGAIN, OnRetry, dial_patiently
+from echo_swarm.transport.bootstrap import NOT_TRIED_AGAIN, OnRetry, OnStranger, dial_patiently, no_stranger
 from echo_swarm.transport.tasks import background_tasks
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class HivemindHost:
         self._dialable = dialable
         self._addresses: tuple[str, ...] = ()
         self._remembered: dict[PeerId, str] = {}
+        self._strangers: dict[str, str] = {}
+        """Address → who else answered there when it was dialled last."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -116,6 +120,8 @@ class HivemindHost:
         except TimeoutError as e:
             raise PeerUnreachable(f"{address}: no answer within {timeout_s:g} s") from e
         except PeerUnreachable as e:
+            if (stranger := self._stranger(address, str(e))) is not None:
+                raise AnotherPeer(address, stranger) from e
             raise PeerUnreachable(f"{address}: {short_reason(str(e))}") from e
         except OSError as e:
             raise PeerUnreachable(f"{address}: the libp2p helper is gone") from e
@@ -124,6 +130,14 @@ class HivemindHost:
         if len(self._remembered) < _MAX_REMEMBERED or name in self._remembered:
             self._remembered[PeerId(name)] = address
         return PeerId(name)
+
+    def _stranger(self, address: str, reason: str) -> str | None:
+        """Return who else answers at an address; p2pd tells it once, and then holds back for a while."""
+        if (told := _MISMATCH.search(reason)) is not None and len(self._strangers) < _MAX_REMEMBERED:
+            self._strangers[address] = told[1]
+        elif short_reason(reason) != NOT_TRIED_AGAIN:
+            self._strangers.pop(address, None)
+        return self._strangers.get(address)
 
     async def refresh_addresses(self) -> None:
         """Ask p2pd anew where others may dial us."""
@@ -163,6 +177,7 @@ async def open_hivemind_host(
     dial_timeout_s: float = 10.0,
     patience_s: float = 0.0,
     on_retry: OnRetry | None = None,
+    on_stranger: OnStranger = no_stranger,
     helper: Path | None = None,
 ) -> AsyncGenerator[HivemindHost]:
     """Run a host for the length of the block. If its helper process dies, the block is cancelled.
@@ -177,6 +192,7 @@ async def open_hivemind_host(
         dial_timeout_s: for a bootstrap address to answer, the first time.
         patience_s: how long to try again when none did.
         on_retry: told why none answered, and the seconds until the next try.
+        on_stranger: see `bootstrap.OnStranger`.
         helper: another p2pd than hivemind's own.
 
     Raises:
@@ -194,13 +210,10 @@ async def open_hivemind_host(
                 program = helper or module.helper_path()
                 await daemon.start(_command(program, folder, listen, announce, many_peers), start_timeout_s)
                 tasks.start_soon(_cancel_on_death, daemon, scope)
-                host = HivemindHost(daemon, identity.peer_id, dialable=bool(listen))
-                await host.refresh_addresses()
-                tasks.start_soon(host.keep_addresses_fresh)
+                host = await _begun(daemon, identity, tasks, dialable=bool(listen))
                 if bootstrap:
-                    await dial_patiently(
-                        host, bootstrap, attempt_s=dial_timeout_s, patience_s=patience_s, on_retry=on_retry
-                    )
+                    dial = partial(dial_patiently, host, bootstrap, on_retry=on_retry, on_stranger=on_stranger)
+                    await dial(attempt_s=dial_timeout_s, patience_s=patience_s)
                 yield host
             except PeerUnreachable as e:
                 if daemon.died.is_set():
@@ -211,6 +224,13 @@ async def open_hivemind_host(
                     await daemon.stop()
         if daemon.died.is_set():
             raise _death_of(daemon)
+
+
+async def _begun(daemon: "Daemon", identity: Identity, tasks: TaskGroup, *, dialable: bool) -> HivemindHost:
+    host = HivemindHost(daemon, identity.peer_id, dialable=dialable)
+    await host.refresh_addresses()
+    tasks.start_soon(host.keep_addresses_fresh)
+    return host
 
 
 async def _cancel_on_death(daemon: "Daemon", scope: anyio.CancelScope) -> None:
@@ -269,6 +289,7 @@ def _command(
     return command
 
 
+_MISMATCH = re.compile(r"peer id mismatch: .*remote key matches (12D3KooW[1-9A-HJ-NP-Za-km-z]{44})")
 _NO_ADDRESS = "no address known"
 _REASONS = (
     ("connection refused", "connection refused"),

@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream
 
-from echo_swarm.errors import PeerUnreachable
+from echo_swarm.errors import AnotherPeer, PeerUnreachable
 from echo_swarm.identity import Identity, PeerId
 from echo_swarm.transport.base import Handler
 from echo_swarm.transport.memory_stream import CallDuplicator, Faults, MemoryStream, stream_pair
@@ -114,6 +114,10 @@ class MemoryNetwork:
         target = PeerId(address.rpartition("/p2p/")[2])
         host = self._hosts.get(target)
         if host is None or address not in host.addresses:
+            where = f"{address.rpartition('/p2p/')[0]}/p2p/"
+            for other in self._hosts.values():
+                if any(held.startswith(where) for held in other.addresses):
+                    raise AnotherPeer(address, other.peer_id)
             raise PeerUnreachable(f"{address}: connection refused")
         self._refuse_cut(source, target)
         self._known.add(frozenset((source, target)))

@@ -30,6 +30,8 @@ from echo_swarm.plain_errors import problems
 from echo_swarm.work import Role
 
 PATIENCE_S = 60.0
+KEYS = "keys.bin"
+"""In a run's folder; see `StatePaths.keys`."""
 MIN_MBIT = 0.5
 """A smaller limit would make peers take the node for dead."""
 
@@ -129,6 +131,11 @@ class StatePaths:
     def peers(self) -> Path:
         """Addresses of peers that were met, the coordinator's among them."""
         return self.run_dir / "peers.json"
+
+    @property
+    def keys(self) -> Path:
+        """How the run's key in the invite was succeeded; served from there (`VersionStore.keys`)."""
+        return self.run_dir / KEYS
 
     @property
     def status(self) -> Path:

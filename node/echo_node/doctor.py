@@ -24,7 +24,7 @@ from echo_node.bare_errors import bare_errors
 from echo_node.checks import MIN_FREE_BYTES, VERSIONS_HELD, Check, check_helper, local_checks
 from echo_node.fit import BackendChoice
 from echo_node.hardware import ORDER, choose, file_bytes
-from echo_node.hosts import open_network
+from echo_node.hosts import open_network, peers_of
 from echo_node.introduction import learn_head, learn_run
 from echo_node.machine import Machine, cpu_flags, probe
 from echo_node.trial import BackendCard, examine
@@ -33,6 +33,7 @@ from echo_swarm.errors import BackendFailed, EchoError
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.manifest import CheckpointManifest, RunManifest
+from echo_swarm.succession import RunKeys, Succession, day
 
 BUILT_IN = RunManifest(
     protocol=1,
@@ -171,9 +172,11 @@ async def _checks(
     if question.invite is not None and helper.ok:
         tell("asking the run")
         try:
-            run, head = await _ask_run(question.invite)
+            run, head, keys = await _ask_run(question.invite)
             version = "no version yet" if head is None else f"version {head.policy_version}"
             reached = [Check(name="run", text=f"{run.name}: {version}, {run.parameters:,} parameters")]
+            if (gone := keys.after(question.invite.key)) is not None:
+                reached.append(Check(name="invite", text=_of_old_key(gone, keys)))
         except EchoError as e:
             reached = [Check(name="run", text=str(e), error=e)]
     largest = max((artifact.size_bytes for artifact in head.artifacts), default=0) if head else 0
@@ -183,14 +186,31 @@ async def _checks(
     return [*local, helper, *reached], run, head
 
 
-async def _ask_run(invite: Invite) -> tuple[RunManifest, CheckpointManifest | None]:
+def _of_old_key(gone: Succession, keys: RunKeys) -> str:
+    return (
+        f"its key was replaced on {day(gone.made_at)}, and the run is found under {keys.coordinator}; the invite still "
+        "works, but only a fresh one is safe from whoever may have the old key"
+    )
+
+
+async def _ask_run(invite: Invite) -> tuple[RunManifest, CheckpointManifest | None, RunKeys]:
     clock = SystemClock()
     with bare_errors():
         # An identity of its own: looking must not disturb the node that takes part.
         async with open_network(Identity.generate(), invite, outbound_only=True) as network:
             activity = Activity(clock, lambda line: None)
-            run = await learn_run(network.host, invite, clock=clock, activity=activity, patience_s=PATIENCE_S)
-            return run.message, await learn_head(network.host, invite, clock=clock)
+            following = network.following
+            run = await learn_run(
+                network.host,
+                invite,
+                clock=clock,
+                activity=activity,
+                patience_s=PATIENCE_S,
+                peers=peers_of(network, invite, clock),
+                following=following,
+            )
+            head = await learn_head(network.host, invite, clock=clock, keys=following.keys)
+            return run.message, head, following.keys
 
 
 async def _cards(

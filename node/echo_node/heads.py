@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import anyio
 from anyio import to_thread
 
+from echo_node.following import Following
 from echo_node.peers import Peers
 from echo_swarm.checkpoint.blob import ask_manifest
 from echo_swarm.checkpoint.store import VersionStore
@@ -19,7 +20,7 @@ from echo_swarm.directory.base import Directory, head_topic
 from echo_swarm.directory.reading import epochs_in, newest_head
 from echo_swarm.envelope import Signed
 from echo_swarm.epoch import Epoch
-from echo_swarm.errors import PeerFault, PeerUnreachable, Unavailable
+from echo_swarm.errors import PeerFault, PeerUnreachable, Unavailable, Untrusted
 from echo_swarm.invite import Invite
 from echo_swarm.manifest import CheckpointManifest
 from echo_swarm.transport.base import Host
@@ -43,6 +44,7 @@ class Heads:
         trusted: TrustedHead,
         peers: Peers,
         clock: Clock,
+        following: Following | None = None,
     ) -> None:
         self._host = host
         self._directory = directory
@@ -52,6 +54,7 @@ class Heads:
         """Read it; only what is here changes it."""
         self._peers = peers
         self._clock = clock
+        self._following = following
         self.replaced: Replaced = lambda _epoch, _fallen: None
         """Called before anybody can act on what has fallen."""
 
@@ -72,21 +75,28 @@ class Heads:
             await self._take_epoch()
 
     async def look(self) -> int | None:
-        """Look into the directory: take the epochs there, and return the newest version that is announced."""
-        invite = self._invite
+        """Look into the directory: take the epochs there, and return the newest version that is announced.
+
+        Whether the run has another key by now is looked for there, too.
+        """
+        invite, keys = self._invite, self.trusted.keys
         envelopes = await self._directory.find(head_topic(invite.run))
-        for epoch in epochs_in(envelopes, run_id=invite.run, run_key=invite.key):
+        if self._following is not None:
+            await self._following.look()
+            self._following.notice(envelopes)
+        for epoch in epochs_in(envelopes, run_id=invite.run, run_key=keys.key):
             with contextlib.suppress(PeerFault):
                 await self.hear(epoch)
         if self._store.owes_epoch:
             await self._take_epoch()
         least = self.trusted.epochs.rank
-        record = newest_head(envelopes, run_id=invite.run, run_key=invite.key, at_least=least)
+        record = newest_head(envelopes, run_id=invite.run, run_key=keys.key, at_least=least)
         return None if record is None else record.policy_version
 
     async def _take_epoch(self) -> None:
         signed = self.trusted.epochs.signed
-        assert signed is not None
+        if signed is None:
+            return  # Owed from the time of a key that was succeeded.
         with anyio.CancelScope(shield=True):
             again = self._store.owes_epoch
             fallen = await to_thread.run_sync(self._store.take_epoch, signed)
@@ -113,7 +123,8 @@ class Heads:
             return self.trusted.check_past(kept.raw)
         failures: list[str] = []
         # The coordinator first: it answers without any dialling.
-        asked = [self._invite.coordinator]
+        coordinator = self.trusted.keys.coordinator
+        asked = [coordinator]
         for peer in asked:
             try:
                 raw = await ask_manifest(
@@ -126,6 +137,9 @@ class Heads:
                 failures.append(f"{peer}: has only version {got}")
             except (PeerUnreachable, PeerFault) as e:
                 failures.append(f"{peer}: {e}")
-            if peer == self._invite.coordinator:
+                # It may be one that a key signed which this peer knows and we do not.
+                if isinstance(e, Untrusted) and self._following is not None and await self._following.ask(peer):
+                    asked.append(peer)
+            if peer == coordinator:
                 asked += await self._peers.holders(version)
         raise Unavailable(f"nobody has the manifest of version {version} ({'; '.join(failures)})")

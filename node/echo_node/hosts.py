@@ -1,12 +1,17 @@
 """The one place that knows which libp2p host and which directory a node runs on."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from anyio import to_thread
+
+from echo_node.following import Following, read_keys
 from echo_node.peers import Peers
-from echo_swarm.clock import Clock
+from echo_swarm.clock import Clock, SystemClock
 from echo_swarm.directory.base import Directory
+from echo_swarm.errors import AnotherPeer
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.transport.base import Host
@@ -22,6 +27,8 @@ class Network:
 
     host: Host
     directory: Directory
+    following: Following
+    """Of the run's key, until a node follows for itself."""
 
 
 def peers_of(network: Network, invite: Invite, clock: Clock) -> Peers:
@@ -30,7 +37,7 @@ def peers_of(network: Network, invite: Invite, clock: Clock) -> Peers:
         host=network.host,
         directory=network.directory,
         run_id=invite.run,
-        coordinator=invite.coordinator,
+        coordinator=network.following.keys.coordinator,
         clock=clock,
     )
 
@@ -46,6 +53,8 @@ async def open_network(
     on_retry: OnRetry | None = None,
     known: Sequence[str] = (),
     alone: bool = False,
+    keys_path: Path | None = None,
+    say: Callable[[str], None] = lambda _line: None,
 ) -> AsyncGenerator[Network]:
     """Run host and directory for the length of the block. Imports hivemind, which takes some seconds.
 
@@ -58,6 +67,8 @@ async def open_network(
         on_retry: told why none did, and the seconds until the next try.
         known: addresses of peers met earlier: one of them is as good as one of the invite's.
         alone: begin though nobody answers; the directory goes on trying.
+        keys_path: where it is kept which key the run has by now; None to learn that anew.
+        say: told when the run has another key.
 
     Raises:
         BootstrapFailed: no address of the invite answered, and `alone` is not set.
@@ -69,14 +80,24 @@ async def open_network(
     from echo_swarm.transport.hivemind import LISTEN_EVERYWHERE, open_hivemind_host
 
     where = () if outbound_only else (tuple(listen) or LISTEN_EVERYWHERE)
-    async with (
-        open_hivemind_host(
-            identity,
-            listen=where,
-            bootstrap=() if alone else (*invite.boot, *known[:MAX_KNOWN_DIALLED]),
-            patience_s=patience_s,
-            on_retry=on_retry,
-        ) as host,
-        open_dht_directory(host, identity, client_mode=outbound_only, bootstrap=invite.boot, known=known) as directory,
-    ):
-        yield Network(host=host, directory=directory)
+    keys = await to_thread.run_sync(read_keys, keys_path, invite)
+    boot = tuple(map(keys.address, invite.boot))
+
+    async def is_successor(host: Host, stranger: AnotherPeer) -> bool:
+        return await Following(host, invite, keys, path=keys_path, say=say, clock=SystemClock()).is_successor(stranger)
+
+    async with open_hivemind_host(
+        identity,
+        listen=where,
+        bootstrap=() if alone else (*boot, *map(keys.address, known[:MAX_KNOWN_DIALLED])),
+        patience_s=patience_s,
+        on_retry=on_retry,
+        on_stranger=is_successor,
+    ) as host:
+        following = Following(host, invite, keys, path=keys_path, say=say, clock=SystemClock())
+        boot = tuple(map(keys.address, invite.boot))  # It may have been followed meanwhile.
+        async with open_dht_directory(
+            host, identity, client_mode=outbound_only, bootstrap=boot, known=known
+        ) as directory:
+            following.directory = directory
+            yield Network(host=host, directory=directory, following=following)

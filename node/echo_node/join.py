@@ -84,6 +84,8 @@ async def _take_part(
         on_retry=lambda e, pause_s: display.emit(f"{e}; trying again in {pause_s:.0f} s"),
         known=read_known(StatePaths(state_dir=config.state_dir, run_id=invite.run).peers),
         alone=math.isinf(patience_s),
+        keys_path=StatePaths(state_dir=config.state_dir, run_id=invite.run).keys,
+        say=display.emit,
     ) as network:
         calm_collector()
         patience_s = max(LEAST_PATIENCE_S, patience_s - (anyio.current_time() - began_s))
@@ -122,9 +124,10 @@ async def _choose(
             patience_s=patience_s,
             peers=peers,
             known=known,
+            following=network.following,
         )
         await to_thread.run_sync(keep_run, runs, run)
-        head = await learn_head(network.host, invite, clock=clock, peers=peers)
+        head = await learn_head(network.host, invite, clock=clock, peers=peers, keys=network.following.keys)
         head = head or await to_thread.run_sync(known_head, runs, invite)
     with ticker.step(f"choosing a backend for {run.message.name}"):
         # Looked at again: waiting for the coordinator can take long, and memory come and go.

@@ -17,6 +17,7 @@ import anyio
 
 from echo_node.activity import Activity, Part
 from echo_node.backoff import Backoff
+from echo_node.following import Following
 from echo_node.peers import Peers
 from echo_node.waits import without_name
 from echo_swarm.checkpoint.trust import check_run_manifest
@@ -31,6 +32,7 @@ from echo_swarm.errors import (
     RunNotFound,
     StorageFull,
 )
+from echo_swarm.identity import PeerId
 from echo_swarm.invite import Invite
 from echo_swarm.manifest import MANIFEST_LIMITS, RunManifest
 from echo_swarm.transport.base import Host
@@ -88,6 +90,7 @@ class Link:
         on_join: Callable[[Joined], Awaitable[None]],
         patience_s: float,
         epochs: HighestEpoch,
+        following: Following | None = None,
         backoff: Backoff | None = None,
     ) -> None:
         self._host = host
@@ -99,6 +102,10 @@ class Link:
         self._on_join = on_join
         self._patience_s = patience_s
         self._epochs = epochs
+        self._keys = epochs.keys
+        self._following = following
+        self._coordinator = self._keys.coordinator
+        """Whom the session is with."""
         self._rank = NO_EPOCH
         self._backoff = backoff or Backoff(first_s=0.5, limit_s=15.0)
         self._client: RpcClient | None = None
@@ -137,6 +144,11 @@ class Link:
         self._backoff.reset()
         if self._client is not None:
             self._take_down(self._client, what)
+
+    def check_key(self) -> None:
+        """Leave a coordinator whose key was succeeded."""
+        if self._client is not None and self._coordinator != self._keys.coordinator:
+            self._take_down(self._client, f"the run's key was replaced; looking for {self._keys.coordinator}")
 
     async def ready(self) -> None:
         """Wait until the link is up. The caller's wait is told by the link itself."""
@@ -206,14 +218,19 @@ class Link:
 
     async def _session(self) -> None:
         """One connection from hello to loss. Raises PeerUnreachable at its end, and what `run` says."""
-        async with RpcClient(
-            self._host, self._invite.coordinator, WORK_PROTOCOL, max_reply_bytes=MAX_REPLY_BYTES
-        ) as client:
+        coordinator = self._coordinator = self._keys.coordinator
+        if self._following is not None:
+            await self._following.ask(coordinator)
+        if self._keys.coordinator != coordinator:
+            raise PeerUnreachable(f"the run's key was replaced; looking for {self._keys.coordinator}")
+        async with RpcClient(self._host, coordinator, WORK_PROTOCOL, max_reply_bytes=MAX_REPLY_BYTES) as client:
             joined = await self._say_hello(client)
-            self._rank = rank_of(joined.epoch, run_id=self._invite.run, run_key=self._invite.key)
+            self._rank = rank_of(joined.epoch, run_id=self._invite.run, run_key=self._keys.key)
             if self._rank < self._epochs.rank:
                 raise PeerUnreachable(self._outdated())
             await self._on_join(joined)
+            if self._keys.coordinator != coordinator:
+                raise PeerUnreachable(f"the run's key was replaced; looking for {self._keys.coordinator}")
             self.joins += 1
             self._client = client
             self._signal()
@@ -235,7 +252,9 @@ class Link:
             refusal = _refusal(e, self._invite.run)
             self.refused = "banned" if isinstance(refusal, Banned) else ""
             raise refusal from e
-        signed = check_run_manifest(welcome.run_manifest, run_id=self._invite.run, publisher_key=self._invite.key)
+        signed = check_run_manifest(
+            welcome.run_manifest, run_id=self._invite.run, publisher_key=self._invite.key, keys=self._keys
+        )
         skew_s = (sent_s + self._clock.wall_s()) / 2 - welcome.wall_s
         self._tell_skew(skew_s)
         return Joined(
@@ -271,15 +290,19 @@ class Link:
         )
 
     async def _dial(self) -> None:
-        """Try the coordinator's addresses: those of the invite, then what the directory has."""
-        invited = [a for a in self._invite.boot if a.endswith(f"/p2p/{self._invite.coordinator}")]
-        if not await self._dial_any(invited):
+        """Try the coordinator's addresses: those of the invite, then what the directory has, then ask others."""
+        boot = [self._keys.address(address) for address in self._invite.boot]
+        if await self._dial_any([a for a in boot if a.endswith(f"/p2p/{self._keys.coordinator}")]):
+            return
+        if await self._dial_any(await self._peers.coordinator_addresses()):
+            return
+        if self._following is not None and await self._following.look(lost=True):
             await self._dial_any(await self._peers.coordinator_addresses())
 
     async def _dial_any(self, addresses: Sequence[str]) -> bool:
         for address in addresses:
             try:
-                if await self._host.connect(address, timeout_s=5) == self._invite.coordinator:
+                if await self._connect(address) == self._keys.coordinator:
                     return True
             except PeerUnreachable as e:
                 if NOT_TRIED_AGAIN not in str(e):
@@ -290,7 +313,12 @@ class Link:
         """Return why it does not answer, without its long name, and from when it was last tried."""
         text = str(error)
         text = self._why_not if NOT_TRIED_AGAIN in text and self._why_not else text
-        return without_name(text, self._invite.coordinator)
+        return without_name(text, self._keys.coordinator)
+
+    async def _connect(self, address: str) -> PeerId:
+        if self._following is not None:
+            return await self._following.at(address)
+        return await self._host.connect(address, timeout_s=5)
 
     def _take_down(self, client: RpcClient, reason: str) -> None:
         if self._client is client:

@@ -34,12 +34,12 @@ from enum import StrEnum
 import anyio
 
 from echo_node.activity import Activity, Part
+from echo_node.allegiance import make_allegiance
 from echo_node.backends.restart import RestartPolicy
 from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths, run_dirs
 from echo_node.first_version import hear_of_first_version
 from echo_node.harvest import Harvest
-from echo_node.heads import Heads
 from echo_node.heartbeat import Heartbeat
 from echo_node.lease_book import LeaseBook
 from echo_node.leaving import told_while_leaving
@@ -47,7 +47,6 @@ from echo_node.link import Joined, Link
 from echo_node.mirrors import mirrors_of
 from echo_node.outbox import Outbox
 from echo_node.own_record import OwnRecord, keep_status
-from echo_node.peers import Peers
 from echo_node.policy_sync import PolicySync
 from echo_node.prober import Prober
 from echo_node.pusher import Pusher
@@ -64,7 +63,6 @@ from echo_swarm.checkpoint.interest import InterestBook
 from echo_swarm.checkpoint.rate import bytes_per_s
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
-from echo_swarm.checkpoint.trust import TrustedHead
 from echo_swarm.clock import Clock
 from echo_swarm.directory.base import Directory
 from echo_swarm.errors import LocalFault, StorageFull
@@ -121,16 +119,12 @@ class Node:
         self.transfers = TransferView()
         self.store = VersionStore(run_dirs(config.state_dir), invite.run, quota_bytes=config.max_store_bytes)
         self.outbox = Outbox(self._paths.outbox, max_bytes=config.max_outbox_bytes)
+        self._trust = make_allegiance(seams, invite, self._paths, self.store, self.activity)
+        self._peers = self._trust.peers
         self.fetcher, self.blobs = self._make_exchange()
-        self._peers = Peers(
-            host=seams.host,
-            directory=seams.directory,
-            run_id=invite.run,
-            coordinator=invite.coordinator,
-            clock=seams.clock,
-        )
         self.policies = self._make_policies()
         self.link = self._make_link()
+        self._trust.attach(self.fetcher, self.policies, self.link)
         self.pusher = Pusher(
             outbox=self.outbox,
             link=self.link,
@@ -167,7 +161,7 @@ class Node:
         fetcher = Fetcher(
             host,
             self.store,
-            coordinator=self._invite.coordinator,
+            coordinator=self._trust.keys.coordinator,
             settings=FetchSettings(max_bytes_per_s=bytes_per_s(config.max_download_mbit)),
             interest=interest,
         )
@@ -176,25 +170,10 @@ class Node:
         return fetcher, BlobServer(host, self.store, interest=interest, max_bytes_per_s=max_upload)
 
     def _make_policies(self) -> PolicySync:
-        store, invite = self.store, self._invite
-        self._trusted = TrustedHead(
-            run_id=invite.run, publisher_key=invite.key, persisted=store.known_manifests(), epoch=store.epoch()
-        )
-        for problem in self._trusted.damaged:
-            self.activity.say(f"warning: a manifest on disk is damaged and was skipped ({problem})")
-        heads = Heads(
-            host=self._seams.host,
-            directory=self._seams.directory,
-            invite=invite,
-            store=store,
-            trusted=self._trusted,
-            peers=self._peers,
-            clock=self._seams.clock,
-        )
         return PolicySync(
             store=self.store,
             fetcher=self.fetcher,
-            heads=heads,
+            heads=self._trust.heads,
             new_epoch=lambda: self.link.check_epoch(),
             peers=self._peers,
             clock=self._seams.clock,
@@ -215,7 +194,8 @@ class Node:
             activity=self.activity,
             hello=lambda: self.report.hello(),
             on_join=self._on_join,
-            epochs=self._trusted.epochs,
+            epochs=self._trust.trusted.epochs,
+            following=self._trust.following,
             patience_s=self._config.patience(known=self.store.run() is not None),
         )
 
@@ -241,6 +221,7 @@ class Node:
     def _make_report(self) -> SelfReport:
         return SelfReport(
             invite=self._invite,
+            keys=self._trust.keys,
             role=self._config.role,
             identity=self._seams.identity,
             host=self._seams.host,
@@ -279,7 +260,7 @@ class Node:
         try:
             with bare_errors():
                 async with self.blobs, anyio.create_task_group() as tasks:
-                    await recall_run(self.store, self._invite, self.policies, self.activity)
+                    await recall_run(self.store, self._invite, self._trust.keys, self.policies, self.activity)
                     for part in (
                         self.worker.run,
                         self.policies.run,

@@ -46,7 +46,8 @@ class Peers:
         self._host = host
         self._directory = directory
         self._run_id = run_id
-        self._coordinator = coordinator
+        self.coordinator = coordinator
+        """It changes when the run's key does."""
         self._clock = clock
         self._random = random_source or Random()
         self._dialled: dict[PeerId, tuple[bool, float]] = {}
@@ -57,7 +58,7 @@ class Peers:
         """Return the coordinator and reachable peers that announced a whole artifact."""
         records = await self._records()
         found = [peer for peer, record in records.items() if artifact_digest in record.artifact_digests]
-        return [self._coordinator, *await self._reachable(found)]
+        return [self.coordinator, *await self._reachable(found)]
 
     async def holders(self, version: int) -> Sequence[PeerId]:
         """Return reachable peers that hold `version` or a newer one, for its manifest."""
@@ -68,7 +69,7 @@ class Peers:
     def _met(self) -> list[tuple[str, ...]]:
         """Return the addresses of the coordinator and of peers that could be dialled, as they said them last."""
         reached = [peer for peer, (good, _) in self._dialled.items() if good]
-        records = [self._found.get(peer) for peer in (self._coordinator, *reached)]
+        records = [self._found.get(peer) for peer in (self.coordinator, *reached)]
         return [record.addresses for record in records if record is not None and record.addresses]
 
     async def keep_known(self, path: Path) -> None:
@@ -80,7 +81,7 @@ class Peers:
 
     async def coordinator_addresses(self) -> tuple[str, ...]:
         """Return where the coordinator says that it can be dialled now."""
-        record = (await self._records()).get(self._coordinator)
+        record = (await self._records()).get(self.coordinator)
         return record.addresses if record else ()
 
     async def _records(self) -> dict[PeerId, PeerRecord]:
@@ -91,7 +92,7 @@ class Peers:
         return self._found
 
     async def _reachable(self, candidates: list[PeerId]) -> list[PeerId]:
-        others = [peer for peer in candidates if peer not in (self._coordinator, self._host.peer_id)]
+        others = [peer for peer in candidates if peer not in (self.coordinator, self._host.peer_id)]
         self._random.shuffle(others)
         chosen = others[:MAX_PROVIDERS]
         # All at once and for a bounded time, so that the dead ones among them cost nothing but that.

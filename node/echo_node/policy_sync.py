@@ -279,7 +279,16 @@ class PolicySync:
     def _on_replaced(self, epoch: Epoch, fallen: Sequence[int]) -> None:
         """Forget what fell to a higher epoch."""
         self._new_epoch()
-        base = epoch.base_version
+        why = "dropped what the one before it had published after the other began"
+        self._drop(epoch.base_version, fallen, f"another coordinator has taken over (epoch {epoch.number}): {why}")
+
+    def key_changed(self, fallen: Sequence[int]) -> None:
+        """Forget what an earlier key of the run signed and the run does not stand for, and all hints from then."""
+        self._drop(
+            self._trusted.version, fallen, "dropped what the run's old key had signed and its owner did not confirm"
+        )
+
+    def _drop(self, base: int | None, fallen: Sequence[int], said: str) -> None:
         if self._hint is None or base is None or self._hint > base:
             self._hint = base
         fetching = self._fetching
@@ -292,10 +301,7 @@ class PolicySync:
             self._files.pop(version, None)
             self._refused.pop(version, None)
             self._retries.pop(version, None)
-        self._activity.say(
-            f"another coordinator has taken over (epoch {epoch.number}): dropped what the one before it had published "
-            f"after the other began ({', '.join(f'version {version}' for version in fallen)})"
-        )
+        self._activity.say(f"{said} ({', '.join(f'version {version}' for version in fallen)})")
         self._wake.set()
         self._changed()
 

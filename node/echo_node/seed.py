@@ -52,6 +52,8 @@ async def _seed(config: NodeConfig, invite: Invite, instance: Instance, display:
                 on_retry=lambda e, pause_s: display.emit(f"{e}; trying again in {pause_s:.0f} s"),
                 known=read_known(StatePaths(state_dir=config.state_dir, run_id=invite.run).peers),
                 alone=math.isinf(patience_s),
+                keys_path=StatePaths(state_dir=config.state_dir, run_id=invite.run).keys,
+                say=display.emit,
             ) as network:
                 ticker.end()
                 calm_collector()

@@ -22,15 +22,14 @@ from dataclasses import dataclass
 import anyio
 
 from echo_node.activity import Activity, Emit, Part
+from echo_node.allegiance import make_allegiance
 from echo_node.bare_errors import bare_errors
 from echo_node.config import NodeConfig, StatePaths, run_dirs
-from echo_node.heads import Heads
 from echo_node.heartbeat import Heartbeat
 from echo_node.link import Joined, Link
 from echo_node.mirrors import mirrors_of
 from echo_node.node import Outcome
 from echo_node.own_record import OwnRecord, keep_status
-from echo_node.peers import Peers
 from echo_node.policy_sync import PolicySync
 from echo_node.recall import recall_run
 from echo_node.seeder_files import ALL_KINDS, SeederFiles
@@ -44,7 +43,6 @@ from echo_swarm.checkpoint.interest import InterestBook
 from echo_swarm.checkpoint.rate import bytes_per_s
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
-from echo_swarm.checkpoint.trust import TrustedHead
 from echo_swarm.clock import Clock
 from echo_swarm.directory.base import Directory
 from echo_swarm.errors import LocalFault, MalformedMessage, PeerUnreachable, RemoteError
@@ -86,11 +84,13 @@ class Seeder:
         self.store = VersionStore(
             run_dirs(config.state_dir), invite.run, quota_bytes=config.max_store_bytes, spare_newest=False
         )
+        self._trust = make_allegiance(seams, invite, self._paths, self.store, self.activity)
+        self._peers = self._trust.peers
         interest = InterestBook()
         self.fetcher = Fetcher(
             seams.host,
             self.store,
-            coordinator=invite.coordinator,
+            coordinator=self._trust.keys.coordinator,
             settings=FetchSettings(max_bytes_per_s=bytes_per_s(config.max_download_mbit)),
             interest=interest,
         )
@@ -102,15 +102,9 @@ class Seeder:
             max_uploads=MAX_UPLOADS,
             max_bytes_per_s=bytes_per_s(config.max_upload_mbit),
         )
-        self._peers = Peers(
-            host=seams.host,
-            directory=seams.directory,
-            run_id=invite.run,
-            coordinator=invite.coordinator,
-            clock=seams.clock,
-        )
         self.policies = self._make_policies()
         self.link = self._make_link()
+        self._trust.attach(self.fetcher, self.policies, self.link)
         self.heartbeat = Heartbeat(
             link=self.link,
             clock=seams.clock,
@@ -125,23 +119,10 @@ class Seeder:
         self._record = OwnRecord(seams.directory, invite.run, self.report.peer_record)
 
     def _make_policies(self) -> PolicySync:
-        store, invite = self.store, self._invite
-        self._trusted = TrustedHead(
-            run_id=invite.run, publisher_key=invite.key, persisted=store.known_manifests(), epoch=store.epoch()
-        )
-        heads = Heads(
-            host=self._seams.host,
-            directory=self._seams.directory,
-            invite=invite,
-            store=store,
-            trusted=self._trusted,
-            peers=self._peers,
-            clock=self._seams.clock,
-        )
         return PolicySync(
             store=self.store,
             fetcher=self.fetcher,
-            heads=heads,
+            heads=self._trust.heads,
             new_epoch=lambda: self.link.check_epoch(),
             peers=self._peers,
             clock=self._seams.clock,
@@ -168,7 +149,8 @@ class Seeder:
             activity=self.activity,
             hello=lambda: self.report.hello(),
             on_join=self._on_join,
-            epochs=self._trusted.epochs,
+            epochs=self._trust.trusted.epochs,
+            following=self._trust.following,
             # What is here already can be served without the coordinator.
             patience_s=self._config.patience(known=self.store.run() is not None),
         )
@@ -176,6 +158,7 @@ class Seeder:
     def _make_report(self) -> SeederReport:
         return SeederReport(
             invite=self._invite,
+            keys=self._trust.keys,
             identity=self._seams.identity,
             host=self._seams.host,
             clock=self._seams.clock,
@@ -206,7 +189,7 @@ class Seeder:
         try:
             with bare_errors():
                 async with self.blobs, anyio.create_task_group() as tasks:
-                    await recall_run(self.store, self._invite, self.policies, self.activity)
+                    await recall_run(self.store, self._invite, self._trust.keys, self.policies, self.activity)
                     self.activity.doing("serving")
                     parts = (
                         self.policies.run,

@@ -20,6 +20,7 @@ from echo_swarm.envelope import seal
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.records import PeerRecord
+from echo_swarm.succession import RunKeys
 from echo_swarm.transport.base import Host
 from echo_swarm.work import Beat, Hello, Role
 
@@ -29,6 +30,7 @@ class SeederReport:
     """Reads the parts of a seeder; changes none."""
 
     invite: Invite
+    keys: RunKeys
     identity: Identity
     host: Host
     clock: Clock
@@ -67,7 +69,7 @@ class SeederReport:
             tokens_per_s=0.0,
             bytes_served=self.blobs.bytes_served,
             bytes_fetched_peers=self._fetched_from_peers,
-            transfers=self.transfers.log.said(self.invite.coordinator),
+            transfers=self.transfers.log.said(self.keys.coordinator),
         )
 
     def peer_record(self) -> bytes:
@@ -111,7 +113,7 @@ class SeederReport:
             bytes_sent=self.link.bytes_out,
             bytes_received=self.link.bytes_in,
             bytes_served=self.blobs.bytes_served,
-            bytes_fetched_coordinator=self.fetcher.bytes_by_source.get(self.invite.coordinator, 0),
+            bytes_fetched_coordinator=self.fetcher.bytes_by_source.get(self.keys.coordinator, 0),
             bytes_fetched_peers=self._fetched_from_peers,
             bytes_fetched_mirrors=self.fetcher.bytes_from(Origin.MIRROR),
             held_versions=tuple(self.held_versions()),

@@ -20,6 +20,7 @@ from echo_swarm.envelope import seal
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.records import PeerRecord
+from echo_swarm.succession import RunKeys
 from echo_swarm.transport.base import Host
 from echo_swarm.work import Beat, Hello, Role
 
@@ -34,6 +35,7 @@ class SelfReport:
         self,
         *,
         invite: Invite,
+        keys: RunKeys,
         role: Role,
         identity: Identity,
         host: Host,
@@ -50,6 +52,7 @@ class SelfReport:
         link: Link,
     ) -> None:
         self._invite = invite
+        self._keys = keys
         self._role = role
         self._identity = identity
         self._host = host
@@ -88,7 +91,7 @@ class SelfReport:
             tokens_per_s=self._worker.tokens_per_s,
             bytes_served=self._blobs.bytes_served,
             bytes_fetched_peers=self._fetched_from_peers,
-            transfers=self._transfers.log.said(self._invite.coordinator),
+            transfers=self._transfers.log.said(self._keys.coordinator),
         )
 
     def peer_record(self) -> bytes:
@@ -137,7 +140,7 @@ class SelfReport:
             bytes_sent=self._link.bytes_out,
             bytes_received=self._link.bytes_in,
             bytes_served=self._blobs.bytes_served,
-            bytes_fetched_coordinator=self._fetcher.bytes_by_source.get(self._invite.coordinator, 0),
+            bytes_fetched_coordinator=self._fetcher.bytes_by_source.get(self._keys.coordinator, 0),
             bytes_fetched_peers=self._fetched_from_peers,
             bytes_fetched_mirrors=self._fetcher.bytes_from(Origin.MIRROR),
         )

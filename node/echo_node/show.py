@@ -1,5 +1,6 @@
 """`echo-node status`: the nodes of this machine, or with an invite the whole run."""
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -12,10 +13,11 @@ from rich.console import Console
 from rich.text import Text
 
 from echo_node.bare_errors import bare_errors
-from echo_node.hosts import open_network
+from echo_node.hosts import open_network, peers_of
 from echo_node.status import LEFT_BANNED, LocalStatus, Seen, in_words, read_statuses
+from echo_swarm.clock import SystemClock
 from echo_swarm.errors import MalformedMessage, PeerUnreachable, RemoteError, RunNotFound
-from echo_swarm.identity import Identity
+from echo_swarm.identity import Identity, PeerId
 from echo_swarm.invite import Invite
 from echo_swarm.render import counts, duration, literal, render_run_status, short_peer, size
 from echo_swarm.status import RunStatus
@@ -117,12 +119,25 @@ def show_run(invite: Invite, console: Console, *, as_json: bool) -> None:
 async def _ask(invite: Invite) -> dict[str, Any]:
     # An identity of its own: looking at a run must not disturb the node that takes part in it.
     async with open_network(Identity.generate(), invite, outbound_only=True) as network:
-        return await ask_status(network.host, invite)
+        following = network.following
+        try:
+            return await ask_status(network.host, invite, following.keys.coordinator)
+        except PeerUnreachable:
+            if not await following.look(lost=True):
+                raise
+            for address in await peers_of(network, invite, SystemClock()).coordinator_addresses():
+                with contextlib.suppress(PeerUnreachable):
+                    await network.host.connect(address, timeout_s=ANSWER_S)
+            return await ask_status(network.host, invite, following.keys.coordinator)
 
 
-async def ask_status(host: Host, invite: Invite) -> dict[str, Any]:
-    """Return the run's status as the coordinator gives it. Raises PeerUnreachable, RunNotFound, MalformedMessage."""
-    async with RpcClient(host, invite.coordinator, WORK_PROTOCOL, max_reply_bytes=MAX_STATUS_BYTES) as client:
+async def ask_status(host: Host, invite: Invite, coordinator: PeerId | None = None) -> dict[str, Any]:
+    """Return the run's status as the coordinator gives it. Raises PeerUnreachable, RunNotFound, MalformedMessage.
+
+    `coordinator` is who has the run's key now; None for the one in the invite.
+    """
+    whom = coordinator or invite.coordinator
+    async with RpcClient(host, whom, WORK_PROTOCOL, max_reply_bytes=MAX_STATUS_BYTES) as client:
         try:
             request = StatusRequest(run_id=invite.run)
             return (await call_message(client, "status", request, StatusReply, timeout_s=ANSWER_S)).status

@@ -21,6 +21,7 @@ from types import FrameType
 import anyio
 
 from echo_coordinator.publisher import Publisher, WeightsFile
+from echo_coordinator.run_keys import rotate_key
 from echo_swarm.checkpoint.delta.apply import DeltaChain
 from echo_swarm.checkpoint.delta.delta_file import DeltaFile
 from echo_swarm.checkpoint.delta.route import delta_to
@@ -33,7 +34,7 @@ from echo_swarm.manifest import MANIFEST_LIMITS, Artifact, ArtifactKind, Checkpo
 
 RUN_ID = "0123456789abcdef" * 2
 KIND = ArtifactKind.SAFETENSORS
-CALLS = {"replace", "rename", "unlink", "remove", "rmdir", "mkdir", "fsync", "truncate", "ftruncate"}
+CALLS = {"replace", "rename", "link", "unlink", "remove", "rmdir", "mkdir", "fsync", "truncate", "ftruncate"}
 """Opening a file for writing is no step of its own: what it leaves is what is there before the next one."""
 METHODS = {"write", "truncate", "flush"}
 MANY_WRITES, STRIDE = 4, 7
@@ -116,8 +117,13 @@ def publish(root: Path, template: Path) -> None:
     publisher(VersionStore(root, RUN_ID)).publish_blocking(1, [weights(template, 1)])
 
 
+def rotate(root: Path, _template: Path) -> None:
+    """The run gets a new key."""
+    rotate_key(root, SystemClock())
+
+
 SCENARIOS: dict[str, Callable[[Path, Path], None]] = {
-    one.__name__: one for one in (download, apply, prune, repair, publish)
+    one.__name__: one for one in (download, apply, prune, repair, publish, rotate)
 }
 
 

@@ -13,8 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from echo_coordinator.run_folder import RunFolder
+from echo_coordinator.run_keys import known_keys, load_run_key, rotate_key
 from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.checkpoint.store import VersionStore
+from echo_swarm.clock import SystemClock
+from echo_swarm.identity import load, load_or_create
 from tests.swarm import killed_at_a_step as steps
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +57,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with rotten.open("r+b") as file:
         file.seek(300_000)
         file.write(b"rotten")
+    run = RunFolder(folder / "rotate")
+    run.root.mkdir()
+    run.settings.write_text(
+        f'[run]\nid = "{steps.RUN_ID}"\nname = "sums"\n[environment]\nname = "reasoning_gym:chain_sum"\n'
+    )
+    load_or_create(run.key)
     for name in ("apply", "publish"):
         steps.publisher(store_of(folder / name)).publish_blocking(0, [steps.weights(folder, 0)])
     return folder
@@ -114,6 +124,26 @@ def check_end(store: VersionStore, *, versions: list[int]) -> None:
         described = {artifact.file_name for artifact in store.manifest(version).message.artifacts}
         assert names <= {"manifest.bin"} | described
         assert store.verify(version, steps.KIND) is not None
+
+
+def test_killed_before_any_step_a_rotation_leaves_the_old_key_or_the_new_one(template: Path, tmp_path: Path) -> None:
+    old = load(RunFolder(template / "rotate").key)
+    states: list[bool] = []
+    for killed in runs("rotate", template, tmp_path):
+        folder = RunFolder(killed.root)
+        key = load_run_key(folder, steps.RUN_ID)
+        known = known_keys(folder, steps.RUN_ID, key)
+        states.append(key.public_key != old.public_key)
+        assert len(known.chain.links) == states[-1], "a new key is one that the old one signed"
+        assert load_run_key(folder, steps.RUN_ID).public_key == key.public_key
+        if not states[-1]:
+            rotate_key(killed.root, SystemClock())
+        now = load_run_key(folder, steps.RUN_ID)
+        assert [path.name for path in sorted(folder.key.parent.iterdir())] == ["run.key", "succession.bin"]
+        assert len(known_keys(folder, steps.RUN_ID, now).chain.links) == 1
+        assert now.public_key != old.public_key
+        shutil.rmtree(killed.root)
+    assert states == sorted(states) and states.count(False) >= 6 and states.count(True) >= 2, states
 
 
 @pytest.mark.parametrize(

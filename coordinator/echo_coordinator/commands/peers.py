@@ -15,6 +15,7 @@ from echo_coordinator.commands.show import request
 from echo_coordinator.control import NotRunning
 from echo_coordinator.peer_requests import MAX_REASON
 from echo_coordinator.run_folder import RunFolder
+from echo_coordinator.run_keys import rotated_at
 from echo_coordinator.state import audit_rows, ban_rows
 from echo_coordinator.state.ban_rows import Ban
 from echo_coordinator.state.database import open_database
@@ -22,6 +23,7 @@ from echo_swarm.errors import Unavailable, UsageError
 from echo_swarm.identity import PeerId
 from echo_swarm.peer_entry import PeerEntry, resolve_peer
 from echo_swarm.render import counts, duration, literal, short_peer
+from echo_swarm.succession import day
 from echo_swarm.tables import Column, FittedTable
 
 T = TypeVar("T")
@@ -39,6 +41,18 @@ def show_peers(root: Path, console: Console, *, as_json: bool) -> None:
         console.print("no peer has joined this run yet")
     else:
         console.print(peers_table(entries))
+        if (note := _since_rotation(RunFolder(root), entries)) and not as_json:
+            console.print(Text(note, style="dim"))
+
+
+def _since_rotation(folder: RunFolder, entries: Sequence[PeerEntry]) -> str:
+    """Return how many peers have not been here since the run got another key; empty when it has only had one."""
+    made_at = rotated_at(folder)
+    if made_at is None:
+        return ""
+    seen = [time.time() - entry.last_seen_s for entry in entries if entry.last_seen_s is not None]
+    away = sum(at < made_at for at in seen)
+    return f"the run's key was replaced on {day(made_at)}; {len(seen) - away} of these peers have been here since"
 
 
 def ban_peer(root: Path, name: str, *, reason: str, take_back: bool) -> str:

@@ -20,13 +20,14 @@ from echo_coordinator.config import RunSettings, load_settings
 from echo_coordinator.coordinator import Coordinator, run_coordinator
 from echo_coordinator.ending import ending_noted
 from echo_coordinator.run_folder import RunFolder
+from echo_coordinator.run_keys import load_run_key
 from echo_swarm.checkpoint.files import write_atomically
 from echo_swarm.checkpoint.known_peers import read_known
 from echo_swarm.clock import SystemClock
 from echo_swarm.collector import calm_collector
 from echo_swarm.directory.base import Directory
 from echo_swarm.errors import EchoError, LocalFault
-from echo_swarm.identity import Identity, load
+from echo_swarm.identity import Identity
 from echo_swarm.render import render_run_status
 from echo_swarm.transport.base import Host
 
@@ -52,7 +53,7 @@ def start_run(root: Path, *, live: bool, take_over: bool = False) -> int:
     with folder.locked(), ending_noted(folder):
         _log_to(folder)
         settings = load_settings(folder)
-        identity = load(folder.key)
+        identity = load_run_key(folder, settings.run.id)
         try:
             anyio.run(_start, folder, settings, identity, live, take_over, backend_options=LOOP)
         except* EchoError as group:

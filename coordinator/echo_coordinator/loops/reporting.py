@@ -12,6 +12,7 @@ from echo_coordinator.state.probe_report import class_statuses
 from echo_coordinator.state.run_state import RunState
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.status import ClassStatus, EvaluationStatus, RunStatus, UpdateStatus
+from echo_swarm.succession import RunKeys
 
 RECENT_UPDATES = 60
 FORGET_AFTER_S = 3600.0
@@ -52,6 +53,12 @@ class Reporter:
         self.recent = recent
         """Newest last."""
         self.extra_warnings: list[str] = []
+        self.keys: RunKeys | None = None
+        """The run's; None if it never had another."""
+
+    def warn(self, line: str) -> None:
+        """Show a warning from now on."""
+        self.extra_warnings.append(line)
 
     async def refresh(self) -> None:
         """Read the newest updates from the ledger."""
@@ -99,6 +106,8 @@ class Reporter:
             bytes_served_peers=min(MAX_COUNT, sum(node.bytes_served for node in nodes)),
             transfers=core.transfers.report(self._blobs.bytes_by_digest, now),
             transfers_refused=core.counters.of(TRANSFERS),
+            key_changes=0 if self.keys is None else len(self.keys.chain.links),
+            key_changed_at=None if self.keys is None or self.keys.last is None else self.keys.last.made_at,
             failed_conversions=core.counters.get(WORK, "failed_conversions"),
             warnings=_shortened(self._warnings()),
         )

@@ -28,6 +28,7 @@ from echo_swarm.errors import EchoError, LocalFault, UsageError
 from echo_swarm.identity import Identity
 from echo_swarm.manifest import MANIFEST_LIMITS, Artifact, ArtifactKind, CheckpointManifest, artifact_file_name
 from echo_swarm.records import HeadRecord
+from echo_swarm.succession import RunKeys
 
 Published = Signed[CheckpointManifest]
 """A manifest that may be announced: `raw` is its envelope, `digest` names it, `message` has the artifacts."""
@@ -61,6 +62,7 @@ class Publisher:
         lifetime_s: after this without a newer version nodes warn that the coordinator is quiet.
         deltas: whether a version also gets its difference from the one before.
         fence: this start's epoch; nothing is signed once another coordinator has a higher one.
+        keys: the run's keys, of which `identity` is the newest; None for that one alone.
 
     Raises:
         SettingsError: keep_versions is too small.
@@ -78,6 +80,7 @@ class Publisher:
         lifetime_s: float = 7 * 86_400.0,
         deltas: bool = True,
         fence: Fence | None = None,
+        keys: RunKeys | None = None,
     ) -> None:
         check_retention(keep_versions=keep_versions, max_staleness=max_staleness)
         self._identity = identity
@@ -87,6 +90,7 @@ class Publisher:
         self._lifetime_s = lifetime_s
         self._deltas = deltas
         self._fence = fence
+        self._keys = keys or RunKeys(store.run_id, identity.public_key)
         self._turn = anyio.Lock()
 
     @property
@@ -105,9 +109,9 @@ class Publisher:
         return store.artifact_path(version, ArtifactKind.LORA) or store.artifact_path(version, ArtifactKind.SAFETENSORS)
 
     def exists(self, version: int) -> bool:
-        """Return whether a version was published under the run's key."""
+        """Return whether a version was published under the run's key of then."""
         existing = self._store.manifest(version)
-        return existing is not None and existing.signer == self._identity.public_key
+        return existing is not None and self._keys.accepts(existing.signer, existing.digest)
 
     async def publish(self, version: int, weights: Sequence[WeightsFile], *, in_use: Collection[int] = ()) -> Published:
         """Publish a version and delete those beyond retention that are not `in_use`.

@@ -20,6 +20,7 @@ from echo_swarm.identity import Identity, verify
 from echo_swarm.manifest import MANIFEST_LIMITS, Artifact, ArtifactKind, CheckpointManifest, RunManifest
 from echo_swarm.probe import PROBE_LIMITS, Probe, ProbeAnswer, ProbeItem, ProbeReply, ProbeRequest, ProbeVerdict
 from echo_swarm.records import RECORD_LIMITS, HeadRecord, PeerRecord
+from echo_swarm.succession import SUCCESSION_LIMITS, KeyChain, Succession, SuccessionLink
 from echo_swarm.trajectory import (
     SUBMISSION_LIMITS,
     BehaviourPolicy,
@@ -60,7 +61,7 @@ DOCUMENT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encodi
 MESSAGES: list[type[Message]] = [
     BehaviourPolicy, Trajectory, Submission, Verdict,
     Artifact, CheckpointManifest, RunManifest,
-    HeadRecord, PeerRecord, Epoch,
+    HeadRecord, PeerRecord, Epoch, Succession, SuccessionLink, KeyChain,
     BackendReport, Hello, Welcome, Sampling, LeaseMember, Lease, LeaseRequest, LeaseReply,
     Push, PushReply, Beat, Transfer, SourceBytes, SourceFault, BeatReply, Release, Released, StatusRequest, StatusReply,
     ProbeItem, Probe, ProbeAnswer, ProbeRequest, ProbeReply,
@@ -168,6 +169,7 @@ def test_the_limits_are_documented() -> None:
     assert documented["payload of HeadRecord, PeerRecord"] == row(RECORD_LIMITS)
     assert documented["payload of CheckpointManifest, RunManifest"] == row(MANIFEST_LIMITS)
     assert documented["payload of Epoch"] == row(EPOCH_LIMITS)
+    assert documented["payload of Succession"] == row(SUCCESSION_LIMITS)
     assert f"bytes 0..{MAX_EPOCH_BYTES} or null" in DOCUMENT
     assert documented["payload of Submission"] == row(SUBMISSION_LIMITS)
     assert documented["payload of ProbeAnswer"] == row(PROBE_LIMITS)
