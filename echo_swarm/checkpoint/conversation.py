@@ -8,7 +8,7 @@ import anyio
 from echo_swarm.checkpoint.blob import BlobClient
 from echo_swarm.checkpoint.fetch_report import FetchReport, Grudges
 from echo_swarm.checkpoint.mirror import MirrorClient
-from echo_swarm.checkpoint.mirror_http import MirrorFault
+from echo_swarm.checkpoint.mirror_http import MirrorFault, MirrorGone
 from echo_swarm.checkpoint.partial import WrongPiece
 from echo_swarm.errors import EchoError, MalformedMessage, PeerFault, PeerUnreachable, RemoteError, Unanswered
 from echo_swarm.identity import PeerId
@@ -118,12 +118,14 @@ def fault_reason(error: EchoError, *, met: bool) -> FaultReason | None:
             return FaultReason.BROKEN_PROMISE
         case MadeRoom() | RemoteError():
             return None  # An error is an answer.
-        case MirrorFault():
-            return None if error.of_file else FaultReason.BAD_SERVER
         case PeerFault():
             return FaultReason.MALFORMED
+        case MirrorFault() if error.again:
+            return None  # It was named when it did it.
         case Unanswered():
             return FaultReason.SILENT
+        case MirrorFault() if not (met and isinstance(error, MirrorGone)):
+            return None if error.of_file else FaultReason.BAD_SERVER
         case PeerUnreachable() if met:
             return FaultReason.HUNG_UP
         case _:

@@ -87,7 +87,7 @@ class Mirrors:
     def check(self, url: str) -> None:
         """Raise MirrorFault if a mirror is set aside."""
         if (rest_s := self.rest_s(url)) > 0:
-            raise MirrorFault(f"{self._rests[url].why}; set aside for {rest_s:.0f} s")
+            raise MirrorFault(f"{self._rests[url].why}; set aside for {rest_s:.0f} s", again=True)
 
     def failed(self, url: str, fault: MirrorFault) -> None:
         """Set a mirror aside, unless only one of its files is at fault; failures meanwhile are the same one."""
@@ -159,6 +159,8 @@ class MirrorClient:
             await self._reader.read(self._url, start, lengths, self._artifact.size_bytes, take, timeout_s=timeout_s)
         except MirrorFault as e:
             self._mirrors.failed(self.peer, e)
+            if e.of_file and self._is_there:
+                raise MirrorFault(f"had this file at first and now {e}", of_file=True) from e
             raise
 
 

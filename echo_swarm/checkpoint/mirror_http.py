@@ -39,17 +39,23 @@ class MirrorFault(PeerUnreachable):
         what: what it did.
         rest_s: how long it asked to be left alone, or should be; 0: not known.
         of_file: whether this says something about the one file only.
+        again: whether it was not asked, for what it did before.
 
     """
 
-    def __init__(self, what: str, *, rest_s: float = 0.0, of_file: bool = False) -> None:
+    def __init__(self, what: str, *, rest_s: float = 0.0, of_file: bool = False, again: bool = False) -> None:
         super().__init__(what)
         self.rest_s = rest_s
         self.of_file = of_file
+        self.again = again
 
 
 class MirrorSilent(MirrorFault, Unanswered):
     """It gave nothing in time."""
+
+
+class MirrorGone(MirrorFault):
+    """It ended the connection before all had come."""
 
 
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
@@ -165,6 +171,10 @@ class RangeReader:
             raise MirrorFault(f"redirects more than {MAX_REDIRECTS} times")
 
 
+_BROKE_OFF = ("disconnected", "closed connection")
+"""What the library says of a server that closes in the middle: to it, that is one more fault of protocol."""
+
+
 @contextlib.contextmanager
 def _explained(timeout_s: float = 0.0) -> Generator[None]:
     """Turn whatever a connection can fail with into MirrorFault."""
@@ -173,7 +183,12 @@ def _explained(timeout_s: float = 0.0) -> Generator[None]:
     except (TimeoutError, httpcore2.TimeoutException) as e:
         raise MirrorSilent(f"gave nothing whole within {timeout_s:.0f} s") from e
     except httpcore2.ProtocolError as e:
-        raise MirrorFault(f"breaks the rules of HTTP, or off ({_said(e)})") from e
+        said = _said(e)
+        if any(words in said for words in _BROKE_OFF):
+            raise MirrorGone(f"broke off before all had come ({said})") from e
+        raise MirrorFault(f"breaks the rules of HTTP ({said})") from e
+    except (httpcore2.ReadError, httpcore2.WriteError) as e:
+        raise MirrorGone(f"broke off before all had come ({_said(e)})") from e
     except (OSError, ValueError, httpcore2.NetworkError, httpcore2.UnsupportedProtocol) as e:
         raise MirrorFault(f"cannot be reached ({_said(e)})") from e
 
@@ -189,7 +204,7 @@ async def _split(body: AsyncGenerator[bytes], lengths: Sequence[int], take: Take
             while len(buffer) < length:
                 some = await anext(body, None)
                 if some is None:
-                    raise MirrorFault(f"ended after {came} of {sum(lengths)} bytes")
+                    raise MirrorGone(f"ended after {came} of {sum(lengths)} bytes")
                 buffer += some
                 came += len(some)
         data = bytes(memoryview(buffer)[:length])

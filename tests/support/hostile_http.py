@@ -27,6 +27,8 @@ class Files:
     manner: str = "good"
     at_first: bool = False
     """Whether the first byte, which is asked for before all else, is answered in that manner, too."""
+    after: int = 0
+    """Requests that are answered as they should be before that."""
     target: str = ""
     """Where redirects go."""
     certificate: tuple[str, str] | None = None
@@ -91,7 +93,8 @@ def _answer(request: BaseHTTPRequestHandler, files: Files) -> None:
     files.ranges.append((first, last))
     body = content[first : last + 1]
     headers = {"Content-Range": f"bytes {first}-{last}/{len(content)}"}
-    manner = files.manner if last > first or files.at_first else "good"
+    turned = len(files.ranges) > files.after and (last > first or files.at_first)
+    manner = files.manner if turned else "good"
     if manner in STATUSES:
         status, extra = STATUSES[manner]
         return _send(request, status, b"no", extra)

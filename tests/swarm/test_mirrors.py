@@ -25,6 +25,7 @@ from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.identity import Identity, PeerId
 from echo_swarm.manifest import Artifact
+from echo_swarm.transfers import FaultReason
 from echo_swarm.transport.rpc import RpcServer, typed
 from tests.support.hostile_http import Files, serving_files
 from tests.swarm.support.fake_coordinator import PIECE
@@ -52,14 +53,14 @@ BAD = {
     "odd": ("status 299", 1),
     "away": ("status 503", 70),
     "too many": ("status 429", 600),
-    "truncated": ("breaks the rules of HTTP, or off", 1),
+    "truncated": ("broke off before all had come", 1),
     "short": ("ended after", 1),
     "drip": ("gave nothing whole within", 1),
     "silent": ("gave nothing whole within", 1),
     "endless": ("sends more than the range", 1),
     "endless head": ("breaks the rules of HTTP", 1),
-    "no HTTP": ("breaks the rules of HTTP", 1),
-    "hangs up": ("breaks the rules of HTTP, or off", 1),
+    "no HTTP": ("broke off before all had come", 1),
+    "hangs up": ("broke off before all had come", 1),
 }
 
 
@@ -145,6 +146,36 @@ async def test_a_mirror_that_misbehaves_is_named_and_set_aside_and_the_coordinat
         assert report.resumed_bytes + report.bytes_by_source[case.coordinator] + report.mirrors == SIZE
         if rest_s > 1:
             assert told in report.failures[url]
+
+
+@pytest.mark.parametrize(
+    ("manner", "told", "reason"),
+    [
+        ("absent", "had this file at first and now does not have this file (status 404)", None),
+        ("other size", "had this file at first and now has a file of another size", None),
+        ("error", "answers with status 500", FaultReason.BAD_SERVER),
+        ("whole", "whole file instead of a range", FaultReason.BAD_SERVER),
+        ("endless", "sends more than the range", FaultReason.BAD_SERVER),
+        ("endless head", "breaks the rules of HTTP (", FaultReason.BAD_SERVER),
+        ("short", "ended after", FaultReason.HUNG_UP),
+        ("truncated", "broke off before all had come", FaultReason.HUNG_UP),
+        ("hangs up", "broke off before all had come", FaultReason.HUNG_UP),
+        ("silent", "gave nothing whole within", FaultReason.SILENT),
+        ("drip", "gave nothing whole within", FaultReason.SILENT),
+        ("wrong bytes", "another digest", FaultReason.WRONG_BYTES),
+    ],
+)
+async def test_a_mirror_that_turns_bad_half_way_is_told_for_what_it_did(
+    tmp_path: Path, manner: str, told: str, reason: FaultReason | None
+):
+    case = Case(tmp_path, settings=HASTY if manner in SLOW else SETTINGS)
+    with serving_files(manner=manner, after=3) as files:
+        url = PeerId(case.put(files))
+        with pytest.raises(SourcesExhausted) as caught:
+            await case.fetch([url])
+    report = caught.value.report
+    assert told in {**report.failures, **report.liars}[url] and report.bytes_by_source.get(url, 0) > 0
+    assert report.reasons.get(url) is reason
 
 
 async def test_what_came_before_a_mirror_failed_is_kept(tmp_path: Path):
