@@ -255,8 +255,9 @@ class Link:
         signed = check_run_manifest(
             welcome.run_manifest, run_id=self._invite.run, publisher_key=self._invite.key, keys=self._keys
         )
-        skew_s = (sent_s + self._clock.wall_s()) / 2 - welcome.wall_s
-        self._tell_skew(skew_s)
+        heard_s = self._clock.wall_s()
+        skew_s = (sent_s + heard_s) / 2 - welcome.wall_s
+        self._tell_skew(skew_s, doubt_s=abs(heard_s - sent_s) / 2)
         return Joined(
             run=signed.message,
             run_envelope=signed.raw,
@@ -266,9 +267,13 @@ class Link:
             skew_s=skew_s,
         )
 
-    def _tell_skew(self, skew_s: float) -> None:
-        """Warn of a clock that is wrong, once; and again when it has changed, after a sleep say."""
-        wrong, news = abs(skew_s) > SKEW_WARNING_S, abs(skew_s - self._told_skew_s) > SKEW_WARNING_S
+    def _tell_skew(self, skew_s: float, *, doubt_s: float) -> None:
+        """Warn of a clock that is wrong, once; and again when it has changed, after a sleep say.
+
+        A hello that took a minute leaves half a minute's doubt: when in it the coordinator looked at its clock.
+        """
+        wrong = abs(skew_s) > SKEW_WARNING_S + doubt_s
+        news = abs(skew_s - self._told_skew_s) > SKEW_WARNING_S + doubt_s
         if wrong and news:
             self._activity.say(
                 f"warning: this machine's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the "

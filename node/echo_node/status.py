@@ -161,10 +161,11 @@ def held_words(status: LocalStatus) -> str:
 
 
 def _traffic(status: LocalStatus) -> str:
+    coordinator, peers = size(status.bytes_fetched_coordinator), size(status.bytes_fetched_peers)
     return (
-        f"traffic: {_mb(status.bytes_sent)} sent, {_mb(status.bytes_received)} received; model versions: "
-        f"{_mb(status.bytes_fetched_coordinator)} from the coordinator, {_mb(status.bytes_fetched_peers)} from peers, "
-        f"{_mb(status.bytes_fetched_mirrors)} from mirrors, {_mb(status.bytes_served)} served to peers"
+        f"work and beats: {size(status.bytes_sent)} sent, {size(status.bytes_received)} received; model versions: "
+        f"{coordinator} from the coordinator, {peers} from peers, "
+        f"{size(status.bytes_fetched_mirrors)} from mirrors, {size(status.bytes_served)} served to peers"
     )
 
 
@@ -175,7 +176,3 @@ def _unanswered(pending: int) -> list[str]:
         f"{pending} trajectories have no verdict yet: they are kept, and handed in when this node joins the run again; "
         "the coordinator may count some of them already"
     ]
-
-
-def _mb(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"

@@ -8,6 +8,8 @@ from anyio.abc import TaskStatus
 
 from echo_node.outbox import Dropped
 from echo_swarm.errors import RemoteError
+from echo_swarm.identity import PeerId
+from echo_swarm.work import Hello, Welcome
 from tests.swarm.support.node_harness import RunningNode, SetClock, Swarm, make_swarm, until
 
 pytestmark = pytest.mark.anyio
@@ -115,3 +117,22 @@ async def test_a_machine_that_wakes_up_connects_anew_at_once_and_names_its_clock
     slept = [line for line in running.lines if line.endswith("connecting to the coordinator anew")]
     assert "8 h" in slept[0] and len(slept) == 2
     assert sum("warning: this machine's clock is" in line for line in running.lines) == 1
+
+
+async def test_a_hello_that_took_long_is_not_taken_for_a_wrong_clock(tmp_path: Path):
+    swarm, clock = make_swarm(tmp_path), SetClock()
+    hello = swarm.coordinator._hello
+
+    async def slow(peer: PeerId, message: Hello) -> Welcome:
+        welcome = await hello(peer, message)
+        clock.wall_ahead_s = clock.monotonic_ahead_s = 40.0
+        return welcome
+
+    swarm.coordinator._hello = slow
+    swarm.coordinator.publish(0)
+    async with swarm.serving(), swarm.node(clock=clock) as running:
+        await until(lambda: len(swarm.coordinator.accepted) >= 4)
+        assert not any("this machine's clock" in line for line in running.lines)
+        swarm.coordinator.forget_everybody()
+        # Asked anew, and quickly: now it shows that the clock is off.
+        await until(lambda: any("this machine's clock is 40 s ahead" in line for line in running.lines))
