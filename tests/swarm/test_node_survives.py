@@ -45,7 +45,10 @@ async def test_a_hello_that_is_turned_down_for_now_is_said_again_later(tmp_path:
         assert running.error is None
 
 
-async def test_a_coordinator_that_was_gone_for_an_hour_gets_what_is_fresh_and_the_node_drops_the_rest(tmp_path: Path):
+async def test_a_coordinator_that_was_gone_for_an_hour_gets_what_is_fresh_and_the_node_drops_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("echo_node.slumber.LOOK_S", HOUR_S)  # The hour passes in no time; that is no sleep.
     swarm = make_swarm(tmp_path, max_staleness=1, lease_s=2 * HOUR_S)
     coordinator, clock = swarm.coordinator, SetClock()
     coordinator.clock = clock
