@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: `python -m benchmarks`. About two and a half hours on two quiet cores.
+"""All benchmarks, one after the other: `python -m benchmarks`. About five hours on two quiet cores.
 
 Those that need more than the project's own environment are left out, with a message, where that is missing.
 """
@@ -54,6 +54,10 @@ BENCHMARKS: tuple[tuple[str, tuple[str, ...], tuple[Need, ...]], ...] = (
     ("liars", (), ()),
     ("audit_gaps", ("run", f"{MODEL}:32:48"), (llama_cpp, smollm2)),
     ("cheaters", (), (llama_cpp,)),
+    ("crash_steps", (), ()),
+    ("crashes", ("async",), ()),
+    ("crashes", ("sequential",), ()),
+    ("soak", (), ()),
 )
 """Name, arguments, and what there must be. `version_swap` itself leaves out the backends that are not installed."""
 

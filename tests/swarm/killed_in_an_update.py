@@ -155,6 +155,19 @@ def left_over(root: Path) -> list[str]:
     return [*found, *(f"group {group} has {count} completions" for group, count in counts if count != MEMBERS)]
 
 
+def faults_in(line: dict[str, Any], undisturbed: dict[str, Any]) -> list[str]:
+    """Return how the end of a run that was killed differs from that of one that was not, given what was printed."""
+    where = f"killed before step {line['step']} ({line.get('before', '')})"
+    if line["status"]:
+        return [f"{where}: the next start ended with {line['status']}: {line['end']}"]
+    end, wanted = json.loads(line["end"]), json.loads(undisturbed["end"])
+    same = ("ledger", "published", "trained_groups", "artifacts")
+    found = [f"{where}: {name} is {end[name]}, not {wanted[name]}" for name in same if end[name] != wanted[name]]
+    if end["accepted"] != end["counted"]:
+        found.append(f"{where}: the node counts {end['accepted']} accepted, the coordinator {end['counted']}")
+    return [*found, *(f"{where}: {left}" for left in line["left"])]
+
+
 def main() -> None:
     """Fork for each step, so that everything is imported once."""
     folder, step, stride = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
