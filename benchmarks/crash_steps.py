@@ -58,7 +58,8 @@ def main() -> int:
             "minutes": round((time.monotonic() - began_s) / 60, 1),
             "faults": faults,
         }
-        write_report("crash_steps", figures, **({"folder": Path(tempfile.gettempdir())} if arguments.scratch else {}))
+        scratch = {"folder": Path(tempfile.gettempdir())} if arguments.scratch else {}
+        write_report("crash_steps", figures, packages=("anyio",), **scratch)
     return int(bool(faults))
 
 
