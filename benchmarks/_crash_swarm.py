@@ -30,11 +30,11 @@ BACKEND = "scripted:mean_s=0.3,sigma=0.5,batch=4,length=6"
 LIMIT_S = 900.0
 """Without an update for so long, the run is stuck. On a machine whose cores are busy a start alone takes minutes."""
 TICK_S = 0.03
-AGAIN = {"coordinator": 0.65, "trainer": 0.5}
+AGAIN = {"coordinator": 0.75, "trainer": 0.4}
 """Share of the restarts that are killed too, most of them while they start."""
-AGAIN_S = 3.0
+AGAIN_S = 2.5
 """At most so long after."""
-IN_A_WAVE = {"trainer": 2, "scorer": 3, "node": 3, "backend": 3}
+IN_A_WAVE = {"trainer": 2, "scorer": 6, "node": 5, "backend": 6}
 BY_DESIGN = {
     "coordinator": ("trainer", "scorer"),
     "node": ("the backend failed",),
@@ -124,7 +124,7 @@ class CrashSwarm:
         before, now = self.version(), time.monotonic()
         wanted = [kind for kind in KINDS if self.tally.kills[kind] < self._targets[kind]]
         several = [kind for kind in wanted for _ in range(IN_A_WAVE.get(kind, 0))]
-        aims = [(now + self._choose.uniform(0, 2), kind) for kind in several]
+        aims = [(now + self._choose.uniform(0, 4), kind) for kind in several]
         if "coordinator" in wanted:
             aims.append((now + self._choose.uniform(0.5, 3), "coordinator"))
         self._until(lambda: self._aimed(aims), "everybody was hit")

@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument("mode", choices=list(MODES))
     parser.add_argument("--kills", type=int, default=100, help="of each kind of process")
     parser.add_argument("--minutes", type=float, default=240.0, help="begin no wave after so many")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="another one than 1 has a report of its own")
     parser.add_argument("--folder", type=Path, default=None, help="where files and logs go")
     parser.add_argument("--scratch", action="store_true", help="leave the results of the repository alone")
     arguments = parser.parse_args()
@@ -169,7 +169,8 @@ def main() -> int:
     seen = measure(arguments.mode, arguments, root)
     figures = {"mode": arguments.mode, "nodes": len(NODES), "backend": BACKEND, "seed": arguments.seed, **seen}
     scratch = {"folder": root} if arguments.scratch else {}
-    write_report(f"crashes_{arguments.mode}", figures, packages=("torch", "hivemind"), **scratch)
+    name = f"crashes_{arguments.mode}" + (f"_{arguments.seed}" if arguments.seed > 1 else "")
+    write_report(name, figures, packages=("torch", "hivemind"), **scratch)
     if seen["faults"] or arguments.scratch:
         print(f"files and logs: {root}", file=sys.stderr)
     else:

@@ -251,28 +251,6 @@ def insert_update(db: Connection, record: UpdateRecord, group_ids: Iterable[int]
     )
 
 
-_SETTLED = "SELECT group_id FROM groups WHERE state IN ('consumed', 'dropped') AND update_no BETWEEN ? - 64 AND ?"
-"""Up to an update. Asked at each update: looking back a little is enough, and the cost does not grow with the run."""
-_DONE_WITH = "(kind = 'train' OR pinned_version IN (SELECT version FROM evaluations))"
-
-
-def prune(db: Connection, before_update: int) -> None:
-    """Delete the completions of groups that were settled up to an update. Their leases stay: see `prune_leases`."""
-    bounds = (before_update, before_update)
-    db.execute(f"DELETE FROM trajectories WHERE group_id IN ({_SETTLED})", bounds)
-    db.execute(
-        f"UPDATE groups SET slots = x'', prompt_ids = x'' WHERE group_id IN ({_SETTLED}) AND {_DONE_WITH}", bounds
-    )
-
-
-def prune_leases(db: Connection, before_update: int) -> None:
-    """Delete the leases of groups that were settled up to an update.
-
-    Until then whoever pushes their work again hears the same verdicts; from then on, that there is no such lease.
-    """
-    db.execute(f"DELETE FROM leases WHERE group_id IN ({_SETTLED} AND {_DONE_WITH})", (before_update, before_update))
-
-
 def load_updates(db: Connection, limit: int) -> list[UpdateRecord]:
     """Return the newest lines of the ledger, newest first."""
     rows = db.execute("SELECT * FROM updates ORDER BY update_no DESC LIMIT ?", (limit,))

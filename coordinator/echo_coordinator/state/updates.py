@@ -7,7 +7,7 @@ over as `aged` (its reward counts in the baseline, none of its tokens in a loss 
 from collections.abc import Iterable
 from sqlite3 import Connection
 
-from echo_coordinator.state import rows
+from echo_coordinator.state import retention, rows
 from echo_coordinator.state.batch import Batch, BatchGroup, BatchMember, Event, UpdateRecord, WaitState
 from echo_coordinator.state.core import RunCore
 from echo_coordinator.state.counters import LAG, WORK
@@ -91,8 +91,8 @@ class Updates:
 
         def job(db: Connection) -> None:
             rows.insert_update(db, record, [group.group_id for group in batch.groups])
-            rows.prune(db, record.update_no - core.settings.retain_updates)
-            rows.prune_leases(db, record.update_no - core.settings.retain_leases)
+            retention.prune(db, record.update_no - core.settings.retain_updates)
+            retention.prune_leases(db, record.update_no - core.settings.retain_leases)
             if digests:
                 rows.insert_version(db, new_version, digests, record.committed_at)
             # Counted here, so that the numbers are in this very transaction.

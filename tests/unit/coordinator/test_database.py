@@ -1,12 +1,15 @@
 """The file is ours, of a known form, and used by one coordinator."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from echo_coordinator.state import peer_rows, rows
+from echo_coordinator.state import peer_rows, retention, rows
+from echo_coordinator.state.batch import Prompt
 from echo_coordinator.state.database import SCHEMA_VERSION, open_database
+from echo_coordinator.state.groups import GroupState
 from echo_coordinator.state.peer_rows import MAX_IDLE_PEERS
 from echo_coordinator.state.roster import MAX_ENTRIES
 from echo_coordinator.state.run_state import RunFacts, open_run
@@ -115,3 +118,27 @@ async def test_peers_that_never_delivered_are_forgotten_oldest_first_and_the_sum
     connection.close()
     assert len(kept) == MAX_IDLE_PEERS + 1 and {"peer 0", "newest", "peer 4000"} <= kept
     assert "peer 1" not in kept and "peer 1" not in scopes
+
+
+def test_what_is_left_of_groups_long_trained_takes_the_room_of_a_line(tmp_path: Path):
+    with closing(open_database(tmp_path / "run.sqlite", durable=False)) as db:
+
+        def pages() -> int:
+            used, free = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count"))
+            return used - free
+
+        taken: list[int] = []
+        for update in range(1, 401):
+            prompts = [Prompt(index=4 * update + place, prompt_ids=bytes(1000)) for place in range(4)]
+            groups = [rows.new_group(prompt.index, prompt, 8, None) for prompt in prompts]
+            rows.insert_groups(db, groups)
+            for group in groups:
+                group.state = GroupState.CONSUMED
+            rows.update_groups(db, groups, update)
+            retention.prune(db, update - 8)
+            taken.append(pages())
+        settled = db.execute("SELECT count(*) FROM groups WHERE state = 'consumed' AND update_no > 0").fetchone()[0]
+        assert settled == 1600
+        assert (taken[-1] - taken[99]) * 4096 / 1200 < 100
+        kept = db.execute("SELECT prompt_index, update_no, slots, prompt_ids FROM groups WHERE group_id = 8").fetchone()
+        assert kept == (8, 2, b"", b"")
