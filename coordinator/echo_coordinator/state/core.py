@@ -281,8 +281,10 @@ class RunCore:
             self._restore_leases(connection, group, now)
             for member in group.members(SlotState.FILLED):
                 self.scoring.put((group.group_id, member))
-        for peer, role, backend, _ in peer_rows.load_peers(connection, MAX_ENTRIES):
-            self.roster.restore(peer, role, backend, now)
+        wall_s = self.clock.wall_s()
+        for peer, role, backend, seen_at in peer_rows.load_peers(connection, MAX_ENTRIES):
+            # Before the clock's start, as a rule. The wall clock may have been set back meanwhile.
+            self.roster.restore(peer, role, backend, now - max(0.0, wall_s - seen_at))
 
     def _restore_leases(self, connection: Connection, group: Group, now: float) -> None:
         # Nobody could renew while we were down: each lease gets a fresh term, since its peer may well have gone on.

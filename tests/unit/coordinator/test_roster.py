@@ -1,5 +1,7 @@
 """Each peer stands in the roster once, however often it dies."""
 
+import pytest
+
 from echo_coordinator.state import roster as module
 from echo_coordinator.state.roster import Admission, Roster
 from echo_swarm.identity import PeerId
@@ -89,3 +91,16 @@ def test_after_the_coordinators_restart_a_peer_is_known_but_says_hello_first():
     assert roster.heard(ANN, 1) is None
     assert roster.consider(ANN, hello(1), 1) is Admission.WELCOME
     assert roster.admit(ANN, hello(1), 1, 0.0) is False
+
+
+@pytest.mark.anyio
+async def test_a_restart_knows_how_long_ago_each_peer_was_here(open_state):
+    async with open_state() as run:
+        await run.state.core.write_peer(run.peer("ann"), Role.INFERENCE, None)
+        run.clock.advance(600)
+        await run.state.core.write_peer(run.peer("bob"), Role.SEEDER, None)
+    run.clock.advance(3000)
+    async with open_state() as run:
+        run.clock.advance(60)
+        seen = {node.peer_id: node.last_seen_s for node in run.state.node_statuses()}
+    assert seen == {run.peer("ann"): pytest.approx(3660), run.peer("bob"): pytest.approx(3060)}
