@@ -28,7 +28,6 @@ from echo_node.node import Node, NodeSeams, Outcome
 from echo_node.recall import keep_run, known_head, known_run
 from echo_node.signals import Stop, listen
 from echo_node.status import summary_lines
-from echo_node.ticker import Ticker
 from echo_node.wanted import Wanted
 from echo_swarm.checkpoint.known_peers import read_known
 from echo_swarm.clock import Clock, SystemClock
@@ -36,6 +35,7 @@ from echo_swarm.collector import calm_collector
 from echo_swarm.envelope import Signed
 from echo_swarm.invite import Invite
 from echo_swarm.manifest import RunManifest
+from echo_swarm.ticker import Ticker
 
 LEAST_PATIENCE_S = 3.0
 """For the coordinator to answer, once a bootstrap address has, even if that took all of the patience."""

@@ -17,11 +17,11 @@ from echo_node.recall import known_run
 from echo_node.seeder import Seeder, SeederSeams
 from echo_node.signals import Stop, listen
 from echo_node.status import summary_lines
-from echo_node.ticker import Ticker
 from echo_swarm.checkpoint.known_peers import read_known
 from echo_swarm.clock import SystemClock
 from echo_swarm.collector import calm_collector
 from echo_swarm.invite import Invite
+from echo_swarm.ticker import Ticker
 
 
 def seed(config: NodeConfig, invite: Invite, console: Console) -> None:

@@ -49,6 +49,7 @@ def counted(swarm: Swarm, name: str) -> int:
 @pytest.mark.parametrize("ahead_s", [-3 * 3600.0, 3 * 3600.0])
 def test_work_outlives_an_outage_and_a_kill_and_a_node_that_starts_alone_hands_it_in(swarm: Swarm, ahead_s: float):
     with swarm.start() as coordinator:
+        assert "joining the network" in coordinator.output() and "opening the run" in coordinator.output()
         invite = swarm.invite()
         with joining(swarm, invite, log="node-1") as node:
             node.wait_for("accepted work", lambda: told(swarm).get("accepted", 0) >= 4)

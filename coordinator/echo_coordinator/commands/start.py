@@ -29,6 +29,7 @@ from echo_swarm.directory.base import Directory
 from echo_swarm.errors import EchoError, LocalFault
 from echo_swarm.identity import Identity
 from echo_swarm.render import render_run_status
+from echo_swarm.ticker import Ticker
 from echo_swarm.transport.base import Host
 
 log = logging.getLogger(__name__)
@@ -79,18 +80,20 @@ async def _start(folder: RunFolder, settings: RunSettings, identity: Identity, l
     console = Console()
     console.print(f"run {settings.run.name} ({settings.run.id}) is starting ...", soft_wrap=True)
     again = f"stopped; continue with: echo-coordinator start {folder.root}"
-    stop = _Stop()
+    stop, ticker = _Stop(), Ticker(_say)
     async with anyio.create_task_group() as signals:
         signals.start_soon(_handle_signals, stop)
+        signals.start_soon(ticker.run)
         with stop.starting:
+            ticker.begin("joining the network")
             async with (
                 open_network(settings, identity, read_known(folder.peers)) as (host, directory),
-                _begun(folder, settings, identity, host, directory, take_over) as coordinator,
+                _begun(folder, settings, identity, host, directory, take_over, ticker) as coordinator,
             ):
                 stop.coordinator = coordinator
                 calm_collector()
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_display, coordinator, console, live)
+                    tasks.start_soon(_display, coordinator, console, live, ticker)
                     tasks.start_soon(_note_status, coordinator)
                     await coordinator.ended.wait()
                     tasks.cancel_scope.cancel()
@@ -101,6 +104,10 @@ async def _start(folder: RunFolder, settings: RunSettings, identity: Identity, l
     console.print(again, soft_wrap=True)
 
 
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
 @asynccontextmanager
 async def _begun(
     folder: RunFolder,
@@ -109,14 +116,13 @@ async def _begun(
     host: Host,
     directory: Directory,
     take_over: bool,
+    ticker: Ticker,
 ) -> AsyncGenerator[Coordinator]:
     """Run the coordinator, after a look for another one with this key."""
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-
-    look = Look(folder, settings.run.id, identity, SystemClock(), say=say)
+    look = Look(folder, settings.run.id, identity, SystemClock(), say=_say)
+    ticker.begin("looking whether another coordinator of this run is live")
     other = await look.before_start(host, directory, take_over=take_over)
+    ticker.begin("opening the run, starting trainer and scorers")
     async with run_coordinator(folder, settings, identity, host, directory, take_over=take_over) as coordinator:
         if other is not None:
             await look.tell(other, coordinator.fence.raw)
@@ -157,10 +163,11 @@ async def _note_status(coordinator: Coordinator) -> None:
             log.warning("the status could not be written down: %s", e)
 
 
-async def _display(coordinator: Coordinator, console: Console, live: bool) -> None:
+async def _display(coordinator: Coordinator, console: Console, live: bool, ticker: Ticker) -> None:
     core = coordinator.state.core
     while core.versions.published is None:
         await coordinator.state.wait_changed(1.0)
+    ticker.end()
     if coordinator.training.done:
         console.print(f"the run has had its {coordinator.settings.run.updates} updates; raise run.updates to go on")
         return

@@ -11,7 +11,7 @@ import pytest
 from echo_node.leaving import told_while_leaving, words
 from echo_node.signals import FORCED_EXIT, caught_signals
 from echo_node.status import summary_lines
-from echo_node.ticker import Ticker
+from echo_swarm.ticker import Ticker
 from tests.unit.node.test_cli import local_status
 
 

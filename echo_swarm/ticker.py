@@ -1,11 +1,11 @@
-"""Says what is waited for before the node runs, and says it again every few seconds while it lasts."""
+"""Says what is waited for before a program is up, and says it again every few seconds while it lasts."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import anyio
 
-from echo_swarm.render import duration
+from echo_swarm.words import duration
 
 EVERY_S = 5.0
 RAREST_S = 60.0
