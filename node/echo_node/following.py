@@ -34,7 +34,7 @@ ASK_S = 5.0
 MAX_ASKED = 4
 """Of each kind, a random choice at each look."""
 AGAIN_S = 60.0
-"""A peer that knew nothing new is left alone for this long."""
+"""A peer that knew nothing new is left alone for this long, and the directory by a node that misses nobody."""
 MAX_REMEMBERED = 1024
 
 
@@ -90,6 +90,7 @@ class Following:
         self._say = say
         self._clock = clock
         self._random = random_source or Random()
+        self._looked_at_s = float("-inf")
         self._asked: dict[PeerId, float] = {}
         self._told: set[str] = set()
         self._turn = anyio.Lock()
@@ -172,8 +173,10 @@ class Following:
             lost: the coordinator cannot be found: ask ordinary peers and those that the invite names, too.
 
         """
-        if self.directory is None:
+        now_s = self._clock.monotonic_s()
+        if self.directory is None or (not lost and now_s - self._looked_at_s < AGAIN_S):
             return False
+        self._looked_at_s = now_s
         records = newest_peers(await self.directory.find(peers_topic(self._invite.run)), run_id=self._invite.run)
         known = (self._host.peer_id, self.keys.coordinator)
         others = {peer: record for peer, record in records.items() if peer not in known and self._may_ask(peer)}
