@@ -186,9 +186,9 @@ class Worker:
             if isinstance(failure, SelfTestFailed):
                 raise SelfTestFailed(f"this node does not join: {failure}")
             self._give_back(self._book.drop(self._book.ids), f"the backend failed: {failure}", failed=False)
-            delay_s = self._restarts.failed(self._clock.monotonic_s())
+            delay_s = self._restarts.failed(self._clock.monotonic_s(), str(failure), sampled=self.tokens > 0)
             if delay_s is None:
-                raise BackendFailed(f"the backend failed {self._restarts.recent_failures} times; the last: {failure}")
+                raise BackendFailed(self._restarts.verdict(failure))
             self._activity.waits(Part.BACKEND, "the backend to start again", str(failure))
             await anyio.sleep(delay_s)
 

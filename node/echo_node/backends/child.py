@@ -32,6 +32,7 @@ from echo_node.backends.conductor import LoadResult, ScoreResult
 from echo_node.backends.frames import pack_policy, pack_requests, pack_score, unpack_event
 from echo_node.backends.options import OPTIONS, EngineOptions
 from echo_node.backends.survey import FOREIGN
+from echo_node.backends.temporary import own_temporary_folder
 from echo_swarm.children import Child, start_child
 from echo_swarm.errors import BackendFailed, MalformedMessage, UsageError
 from echo_swarm.work import BackendReport
@@ -233,14 +234,18 @@ async def start_backend(
     name = next(name for name, model in OPTIONS.items() if model is type(options))
     patience = patience or Patience()
     arguments = [name, options.model_dump_json(), str(nice)]
-    async with start_child(
-        "echo_node.backends.serve",
-        arguments,
-        name=f"{name} backend",
-        log_path=log_path,
-        python=python,
-        environment={**_ENVIRONMENT, **options.environment(), **(FOREIGN if python != sys.executable else {})},
-    ) as child:
+    foreign = FOREIGN if python != sys.executable else {}
+    async with (
+        own_temporary_folder() as temporary,
+        start_child(
+            "echo_node.backends.serve",
+            arguments,
+            name=f"{name} backend",
+            log_path=log_path,
+            python=python,
+            environment={**_ENVIRONMENT, **options.environment(), **foreign, **temporary},
+        ) as child,
+    ):
         backend = await _greet(child, patience)
         try:
             async with anyio.create_task_group() as tasks:

@@ -67,3 +67,23 @@ def test_failures_outside_the_window_are_forgotten() -> None:
 def test_delays_are_capped() -> None:
     policy = RestartPolicy(limit=100, longest_delay_s=10.0)
     assert max(delay for t in range(50) if (delay := policy.failed(float(t))) is not None) == 10.0
+
+
+def test_what_fails_twice_in_one_way_before_anything_was_sampled_is_not_tried_again():
+    policy = RestartPolicy(limit=5)
+    assert policy.failed(0.0, "RuntimeError: head size 16 at 0x7f12 (pid 811)", sampled=False) == 1.0
+    assert policy.failed(1.0, "RuntimeError: head size 16 at 0x8abc (pid 902)", sampled=False) is None
+    assert "twice in the same way" in policy.verdict("RuntimeError: …") and "--backend" in policy.verdict("…")
+
+
+def test_other_words_a_full_machine_and_a_backend_that_has_sampled_get_all_their_tries():
+    for words in (
+        ["one", "other"] * 2,
+        ["vllm backend ended with signal SIGKILL"] * 4,
+        ["gave no answer for 180 s"] * 4,
+    ):
+        policy = RestartPolicy(limit=5)
+        assert None not in [policy.failed(float(n), said, sampled=False) for n, said in enumerate(words)]
+    policy = RestartPolicy(limit=5)
+    assert None not in [policy.failed(float(n), "the same", sampled=True) for n in range(4)]
+    assert policy.failed(4.0, "the same", sampled=True) is None and "failed 5 times" in policy.verdict("the same")
