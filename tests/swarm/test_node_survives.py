@@ -9,7 +9,8 @@ from anyio.abc import TaskStatus
 from echo_node.outbox import Dropped
 from echo_swarm.errors import RemoteError
 from echo_swarm.identity import PeerId
-from echo_swarm.work import Hello, Welcome
+from echo_swarm.wire import Message
+from echo_swarm.work import Hello, Released, Welcome
 from tests.swarm.support.node_harness import RunningNode, SetClock, Swarm, make_swarm, until
 
 pytestmark = pytest.mark.anyio
@@ -139,3 +140,51 @@ async def test_a_hello_that_took_long_is_not_taken_for_a_wrong_clock(tmp_path: P
         swarm.coordinator.forget_everybody()
         # Asked anew, and quickly: now it shows that the clock is off.
         await until(lambda: any("this machine's clock is 40 s ahead" in line for line in running.lines))
+
+
+async def test_leases_that_ran_out_while_the_machine_slept_are_given_up_and_new_work_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("echo_node.slumber.LOOK_S", 0.05)
+    swarm, clock = make_swarm(tmp_path, lease_s=60.0), SetClock()
+    coordinator = swarm.coordinator
+    coordinator.clock = SetClock()
+    coordinator.endless = False
+    coordinator.publish(0)
+    async with swarm.serving(), swarm.node(clock=clock) as running:
+        running.puppet.hold = True
+        coordinator.wish(4)
+        await until(lambda: len(running.puppet.running) == 4)
+        # The node's monotonic clock stood still: by that one, its lease has nearly all of its time left.
+        coordinator.clock.wall_ahead_s = coordinator.clock.monotonic_ahead_s = clock.wall_ahead_s = 8.1 * HOUR_S
+        await until(lambda: len(coordinator.hellos) == 2)
+        await until(lambda: not running.node.worker.held_leases())
+        running.puppet.hold = False
+        running.puppet.finish()
+        coordinator.wish(4)
+        await until(lambda: len(coordinator.accepted) == 4)
+    assert coordinator.counts[running.host.peer_id] == {"accepted": 4}
+
+
+async def test_an_answer_to_a_later_hello_that_cannot_be_read_ends_nothing(tmp_path: Path):
+    swarm = make_swarm(tmp_path)
+    coordinator = swarm.coordinator
+    hello, broken = coordinator._hello, []
+
+    async def answer(peer: PeerId, message: Hello) -> Message:
+        welcome = await hello(peer, message)
+        if len(coordinator.hellos) == 2:
+            broken.append(peer)
+            return Released(count=0)
+        return welcome
+
+    coordinator._hello = answer
+    coordinator.publish(0)
+    async with swarm.serving(), swarm.node() as running:
+        await until(lambda: coordinator.accepted)
+        coordinator.forget_everybody()
+        await until(lambda: broken)
+        done = len(coordinator.accepted)
+        await until(lambda: len(coordinator.accepted) >= done + 4)
+        assert running.error is None
+        assert any(line.startswith("waiting for a hello to the coordinator to go well") for line in running.lines)
