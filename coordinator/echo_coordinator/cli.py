@@ -122,8 +122,8 @@ def rollback(
 
     done = roll_back(run, to)
     left = ", ".join(map(str, done.abandoned))
-    typer.echo(f"version {to} will be published as version {done.version}; left behind: {left}")
-    typer.echo("What was sampled and not yet trained is dropped then. Go on with:")
+    typer.echo(f"the weights of version {to} will be published again, as version {done.version}")
+    typer.echo(f"left behind: version {left}; what was sampled and not yet trained on is dropped at the next start:")
     typer.echo(f"  echo-coordinator start {run}")
 
 

@@ -96,8 +96,10 @@ async def test_a_second_rollback_before_the_start_counts_and_the_first_is_skippe
 async def test_what_cannot_be_gone_back_to_is_said(tmp_path: Path):
     run = await stopped_run(tmp_path)
     kept = sorted(checkpoint.state.policy_version for checkpoint in Checkpoints(run.folder.checkpoints).complete())
-    with pytest.raises(UsageError, match="has no checkpoint any more; there are"):
+    with pytest.raises(UsageError, match=rf"is none yet; the newest one with a checkpoint is {kept[-1]}"):
         roll_back(run.folder.root, kept[-1] + 7)
+    with pytest.raises(UsageError, match="has no checkpoint any more; there are"):
+        roll_back(run.folder.root, kept[0] - 1)
     with pytest.raises(UsageError, match="is the newest one"):
         roll_back(run.folder.root, kept[-1])
     path = run.folder.checkpoints / folder_name(kept[0]) / "model.safetensors"

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import anyio
 import pytest
 
+from echo_coordinator.peer_requests import peer_entries
 from echo_coordinator.state.batch import Prompt
 from echo_coordinator.state.run_state import RunFacts, RunState, open_run
 from echo_coordinator.state.service import MAX_REQUEST_BYTES, Published, WorkService
@@ -411,6 +412,17 @@ async def test_strangers_and_other_roles_get_no_work_and_other_runs_a_clear_answ
         with pytest.raises(RemoteError, match="refused"):
             await ann.lease()
         assert (await ann.call("status", StatusRequest(run_id=RUN_ID), StatusReply)).status == {"name": "test"}
+
+
+async def test_another_start_of_the_run_that_only_looks_leaves_no_peer_behind(tmp_path: Path):
+    async with running(tmp_path) as swarm:
+        looker = await swarm.peer("looker")
+        assert (await looker.hello(role=Role.COORDINATOR)).beat_s > 0
+        with pytest.raises(RemoteError, match="hello_first"):
+            await looker.beat()
+        leave = Release(lease_ids=(), cause="only looked", leaving=True, failed=False)
+        assert (await looker.call("release", leave, Released)).count == 0
+        assert swarm.state.node_statuses() == [] and await peer_entries(swarm.state) == []
 
 
 async def test_many_nodes_share_the_work_and_every_completion_is_taken_once(tmp_path: Path):

@@ -210,7 +210,7 @@ class Look:
         hello = Hello(
             run_id=self._run_id,
             software=f"echo-coordinator {__version__}",
-            role=Role.SEEDER,
+            role=Role.COORDINATOR,
             instance=os.urandom(16),
             wall_s=self._clock.wall_s(),
             backend=None,

@@ -66,6 +66,8 @@ def roll_back(root: Path, to: int) -> RolledBack:
 def _check_choice(to: int, kept: list[int], root: Path) -> None:
     if not kept:
         raise UsageError(f"{root} has no checkpoint yet; start it first")
+    if to > kept[-1]:
+        raise UsageError(f"version {to} is none yet; the newest one with a checkpoint is {kept[-1]}")
     if to not in kept:
         there = ", ".join(map(str, kept))
         raise UsageError(

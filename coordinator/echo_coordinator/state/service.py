@@ -111,6 +111,8 @@ class WorkService:
         self._check_run(hello.run_id)
         self._hear_epoch(hello.epoch)
         self._state.bans.refuse(peer)
+        if hello.role is Role.COORDINATOR:
+            return self._welcome()  # Another start of this run looks around: it takes no part, and no place.
         skew_s = hello.wall_s - core.clock.wall_s()
         admission = core.roster.consider(peer, hello, core.clock.monotonic_s())
         if admission is Admission.FULL:
@@ -124,9 +126,13 @@ class WorkService:
             core.leases.orphan(peer, now + ORPHAN_BEATS * core.settings.beat_s)
         await core.write_peer(peer, hello.role, hello.backend)
         core.changed.notify()
-        manifests = self._published()
-        if (node := core.roster.get(peer)) is not None and manifests.head_manifest is not None:
+        welcome = self._welcome()
+        if (node := core.roster.get(peer)) is not None and welcome.head_manifest is not None:
             self._tell_head(node)
+        return welcome
+
+    def _welcome(self) -> Welcome:
+        core, manifests = self._core, self._published()
         return Welcome(
             run_manifest=manifests.run_manifest,
             head_manifest=manifests.head_manifest,
