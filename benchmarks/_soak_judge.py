@@ -1,6 +1,7 @@
 """What the looks of the soak benchmark say: slopes, who is shown that is gone, whether throughput follows the peers."""
 
 import math
+import os
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,8 @@ Look = dict[str, Any]
 HOUR_S = 3600.0
 CORRELATION = 0.7
 """Of a minute's accepted completions with the mean number of live nodes."""
+CALM_LOAD = 12.5
+"""For each core. In minutes with more than that, what others compute decides how much is sampled."""
 RSS_MB_PER_HOUR, RSS_SHARE_PER_HOUR = 5.0, 0.03
 """What memory may seem to grow: whichever is more."""
 HANDLES = 3
@@ -78,8 +81,11 @@ def throughput(minutes: Sequence[Look]) -> dict[str, Any]:
     """Return how a minute's accepted completions go with the nodes alive in it."""
     pairs = [(minute["alive"], minute["accepted_per_s"]) for minute in minutes]
     rates = [rate / alive for alive, rate in pairs if alive]
+    most = CALM_LOAD * (os.cpu_count() or 1)
+    calm = [pair for pair, minute in zip(pairs, minutes, strict=True) if minute["load"] < most]
     return {
         "correlation": correlation(pairs),
+        "calm": {"load_below": most, "minutes": len(calm), "correlation": correlation(calm)},
         "per_node_per_s": {
             "mean": round(statistics.fmean(rates), 3),
             "deviation": round(statistics.pstdev(rates), 3),
@@ -138,7 +144,8 @@ def complaints(figures: dict[str, Any], history: Sequence[str]) -> list[str]:
             for part, seen in figures[which].items()
             if part not in history and seen["mb_per_hour"] > FOLDER_MB_PER_HOUR
         ]
-    follows = figures["throughput"]["correlation"]
+    seen = figures["throughput"]
+    follows = seen["correlation"] if seen["calm"]["correlation"] is None else seen["calm"]["correlation"]
     if follows is not None and follows < CORRELATION:
         found.append(f"throughput does not follow the peers: correlation {follows}")
     return found
