@@ -188,3 +188,23 @@ async def test_an_answer_to_a_later_hello_that_cannot_be_read_ends_nothing(tmp_p
         await until(lambda: len(coordinator.accepted) >= done + 4)
         assert running.error is None
         assert any(line.startswith("waiting for a hello to the coordinator to go well") for line in running.lines)
+
+
+async def test_where_the_directory_is_empty_the_invites_addresses_are_enough(tmp_path: Path):
+    swarm, clock = make_swarm(tmp_path), SetClock()
+    coordinator = swarm.coordinator
+    coordinator.publish(0)
+    async with anyio.create_task_group() as tasks:
+        async with swarm.serving():
+            running = await tasks.start(outliving, swarm, clock)
+            running.node._peers._directory.reachable = False
+            await until(lambda: len(coordinator.accepted) >= 4)
+        await until(lambda: not running.node.link.is_up)
+        coordinator.forget_everybody()
+        coordinator.publish(1)
+        done = len(coordinator.accepted)
+        async with swarm.serving():
+            await until(lambda: len(coordinator.accepted) >= done + 8)
+            await until(lambda: running.node.worker.loaded == 1)
+            assert not await running.node._peers._records()
+        tasks.cancel_scope.cancel()
