@@ -16,9 +16,12 @@ from echo_coordinator.loops import publishing
 from echo_node.backends.options import ScriptedOptions
 from echo_node.bare_errors import leaves
 from echo_swarm.clock import SystemClock
-from echo_swarm.directory.memory import MemoryDirectory
+from echo_swarm.directory.base import head_topic
+from echo_swarm.directory.memory import DirectoryStore, MemoryDirectory
+from echo_swarm.envelope import seal
 from echo_swarm.errors import TakenOver
 from echo_swarm.identity import Identity
+from echo_swarm.records import HeadRecord
 from echo_swarm.transport.memory import MemoryNetwork
 from tests.swarm.support.node_harness import until
 from tests.swarm.support.stand_ins import weights
@@ -218,3 +221,36 @@ async def test_a_live_coordinator_that_cannot_be_dialled_is_known_by_its_records
         assert await look_of(copy, dialable=False, say=said).before_start(host, directory, take_over=False) is None
         assert await look_of(run, dialable=False, say=said).before_start(host, directory, take_over=False) is None
     assert len(said) == 2, "the folder itself is locked: nobody else can be live on it"
+
+
+async def test_old_records_that_somebody_shows_in_turn_make_no_dead_coordinator_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(look, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(look, "LIFE_S", 0.5)
+    run = make_run(tmp_path)
+    async with run.coordinator() as coordinator:
+        await published(coordinator, 0)
+        epoch = coordinator.fence.raw
+    copy, run_id, now_s = run.copied(tmp_path / "copy"), run.settings.run.id, SystemClock().wall_s()
+
+    async def show(directory: MemoryDirectory, ages_s: list[float]) -> None:
+        for age_s in ages_s:
+            record = HeadRecord(
+                run_id=run_id, policy_version=0, manifest_digest=bytes(32), issued_at=now_s - age_s, epoch=epoch
+            )
+            await directory.announce(head_topic(run_id), seal(run.identity, record), ttl_s=60)
+            await anyio.sleep(0.1)
+
+    for ages_s, is_live in (([300.0, 200.0, 100.0], False), ([300.0, 200.0, -1.0], True)):
+        records = DirectoryStore()
+        directory = MemoryDirectory(records, run.identity, SystemClock())
+        async with MemoryNetwork().host(run.identity) as host, anyio.create_task_group() as tasks:
+            tasks.start_soon(show, directory, ages_s)
+            await until(lambda records=records: len(records) == 1, "the first is shown")
+            looking = look_of(copy, dialable=False).before_start(host, directory, take_over=False)
+            if is_live:
+                with pytest.raises(TakenOver, match="announces itself"):
+                    await looking
+            else:
+                assert await looking is None

@@ -43,6 +43,8 @@ HELLO_S = 10.0
 LIFE_S = ANNOUNCE_EVERY_S + 15.0
 """A live coordinator renews its records within this."""
 LOOK_EVERY_S = 3.0
+CLOCKS_S = 30.0
+"""How far a live coordinator's clock may be behind. The directory takes records of no clock that is seconds off."""
 MAX_REPLY_BYTES = 2 * MANIFEST_LIMITS.max_bytes + (1 << 20)
 
 OpenHost = Callable[[], AbstractAsyncContextManager[Host]]
@@ -144,10 +146,11 @@ class Look:
     async def _watch_for_life(self, directory: Directory, issued_at: float | None) -> None:
         """Raise TakenOver when newer records under the run's key turn up, as a live coordinator renews them.
 
-        Somebody who shows old ones in turn looks the same; --take-over helps.
+        They must have been signed since this began: somebody who shows two old ones in turn makes nobody live.
         """
         if issued_at is None:
             return
+        began_at = self._clock.wall_s() - CLOCKS_S
         self._say(
             "this folder was copied, and the coordinator that it was copied from was here lately; watching for "
             f"{LIFE_S:.0f} s whether it still announces itself (--take-over begins at once)"
@@ -157,7 +160,7 @@ class Look:
                 newest = self._issued_at(await self._find(directory))
                 if newest is None:
                     return  # They have run out.
-                if newest > issued_at:
+                if newest > max(issued_at, began_at):
                     break
                 await anyio.sleep(LOOK_EVERY_S)
             raise TakenOver(
