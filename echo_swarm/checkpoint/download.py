@@ -9,7 +9,7 @@ All conversations run at once, so a slow, silent or lying source costs its own t
 deadlines. The first local fault (full disk) ends everything.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 
 import anyio
@@ -33,6 +33,8 @@ from echo_swarm.transport.base import Host
 _LOOK_S = 0.1
 """How often it is looked who asked us."""
 _PROVIDERS_TIMEOUT_S = 10.0
+_FIRST_SEARCH_S = 0.5
+"""The coordinator names who else is after an artifact. Only where that is not enough by now, providers are searched."""
 
 
 class Download:
@@ -89,6 +91,8 @@ class Download:
         self._hints = Hints(host, self._reached)
         self._over = anyio.Event()
         self._source_ended = anyio.Event()
+        """Or there is another."""
+        self._searching = self._searched = False
         self._fault: EchoError | None = None
         self._tasks: TaskGroup
 
@@ -118,15 +122,22 @@ class Download:
 
     async def _discover(self) -> None:
         """Keep conversations going with as many sources as allowed, until none is left."""
-        looked_s = float("-inf")
+        searched_s = float("-inf")
+        if callable(self._sources) and self._coordinator is not None:
+            self._meet([self._coordinator])
+            searched_s = anyio.current_time() + _FIRST_SEARCH_S - self._settings.providers_every_s
         starved_since_s: float | None = None
-        patience_s = self._settings.starve_s if callable(self._sources) else 0.0
+        self._searched = not callable(self._sources)
+        patience_s = 0.0 if self._searched else self._settings.starve_s
         async with anyio.create_task_group() as tasks:
             while True:
                 now_s = anyio.current_time()
-                if now_s - looked_s >= self._look_every_s:
-                    await self._learn(now_s)
-                    looked_s = now_s
+                if not self._searching and now_s - searched_s >= self._search_every_s:
+                    searched_s = now_s
+                    if callable(self._sources):
+                        tasks.start_soon(self._search, self._sources)
+                    else:
+                        self._meet(self._sources)
                 self._know(self._interest.connected(self._artifact.digest, now_s), now_s)
                 for peer in self._book.start(now_s):
                     tasks.start_soon(self._ask, peer)
@@ -137,7 +148,7 @@ class Download:
                 starved = exhausted or not (
                     self._plan.has_work or self._common.unanswered or self._book.has_untried(now_s)
                 )
-                starved_since_s = (starved_since_s or now_s) if starved else None
+                starved_since_s = (starved_since_s or now_s) if starved and self._searched else None
                 limit_s = patience_s if exhausted else self._settings.starve_s
                 if starved_since_s is not None and now_s - starved_since_s >= limit_s:
                     return self._end(SourcesExhausted(self._report, self._partial.missing_bytes))
@@ -146,7 +157,7 @@ class Download:
                     await self._source_ended.wait()
 
     @property
-    def _look_every_s(self) -> float:
+    def _search_every_s(self) -> float:
         """How long it takes until the callable is asked for providers again."""
         settings, active = self._settings, self._book.active
         if active == 0:
@@ -154,13 +165,16 @@ class Download:
         enough = active >= settings.enough_sources and self._plan.has_work
         return settings.greet_s if enough else settings.providers_every_s
 
-    async def _learn(self, now_s: float) -> None:
-        peers = self._sources
-        if callable(peers):
-            with anyio.move_on_after(_PROVIDERS_TIMEOUT_S) as scope:
-                peers = await peers()
-            if scope.cancelled_caught or callable(peers):
-                return
+    async def _search(self, providers: Callable[[], Awaitable[Sequence[PeerId]]]) -> None:
+        """Ask who has the artifact."""
+        self._searching = True
+        with anyio.move_on_after(_PROVIDERS_TIMEOUT_S):
+            self._meet(await providers())
+        self._searching, self._searched = False, True
+        self._source_ended.set()
+
+    def _meet(self, peers: Sequence[PeerId]) -> None:
+        now_s = anyio.current_time()
         self._know(peers, now_s)
         if self._mirrors is not None:
             self._know(self._mirrors.names(), now_s)

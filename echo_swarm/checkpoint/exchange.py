@@ -107,27 +107,33 @@ class Exchange:
         await self._exchange()
 
     async def _exchange(self) -> None:
-        talk, rate = self._talk, self._common.rate
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._refresh)
             while True:
-                now_s = anyio.current_time()
-                pause_s = max(talk.busy_until_s - now_s, rate.backlog_s())
-                run = () if pause_s > 0 else await self._next_run(now_s, tasks)
-                if run:
-                    # Before any other conversation takes its turn.
-                    rate.charge(self._bytes_of(run))
-                    tasks.start_soon(self._request, run)
+                if run := self._next_run(tasks):
+                    tasks.start_soon(self._request, run, tasks)
                     continue
-                await self._common.sleep(talk.peer, min(_IDLE_S, pause_s) if pause_s > 0 else _IDLE_S)
+                pause_s = self._pause_s()
+                await self._common.sleep(self._talk.peer, min(_IDLE_S, pause_s) if pause_s > 0 else _IDLE_S)
 
-    async def _next_run(self, now_s: float, tasks: TaskGroup) -> Sequence[int]:
-        """Return the pieces to ask of the source in one request now."""
-        limit, peer, plan = self._at_once, self._talk.peer, self._common.plan
-        if limit > 1 and not plan.room_for_run(peer, limit):
+    def _pause_s(self) -> float:
+        """Return for how long the source is asked for nothing."""
+        until_s = self._talk.busy_until_s
+        resting_s = until_s - anyio.current_time() if until_s else 0.0
+        return max(resting_s, self._common.rate.backlog_s())
+
+    def _next_run(self, tasks: TaskGroup) -> Sequence[int]:
+        """Return the pieces to ask of the source in one request now, and count their bytes."""
+        if self._pause_s() > 0:
             return ()
-        first = await self._next(now_s, tasks)
-        return () if first is None else plan.extend(peer, first, limit, now_s)
+        limit, peer, plan = self._at_once, self._talk.peer, self._common.plan
+        if plan.is_full(peer) or (limit > 1 and not plan.room_for_run(peer, limit)):
+            return ()
+        now_s = anyio.current_time()
+        first = self._next(now_s, tasks)
+        run = () if first is None else plan.extend(peer, first, limit, now_s)
+        self._common.rate.charge(self._bytes_of(run))
+        return run
 
     @property
     def _at_once(self) -> int:
@@ -139,7 +145,7 @@ class Exchange:
     def _bytes_of(self, run: Sequence[int]) -> int:
         return sum(self._artifact.piece_length(index) for index in run)
 
-    async def _next(self, now_s: float, tasks: TaskGroup) -> int | None:
+    def _next(self, now_s: float, tasks: TaskGroup) -> int | None:
         """Return the piece to ask of the source now."""
         talk, plan = self._talk, self._common.plan
         if not talk.offers:
@@ -198,26 +204,31 @@ class Exchange:
                 enough = max(1, 2 * plan.window(talk.peer))
                 pause_s = settings.refresh_s * min(1.0, plan.stock(talk.peer) / enough)
 
-    async def _request(self, run: Sequence[int]) -> None:
-        common = self._common
-        try:
-            await self._fetch(run)
-        except RemoteError as e:
-            await self._refused(run[0], e)
-        except (PeerUnreachable, PeerFault) as e:
-            self._talk.end(e)
-        except LocalFault as e:
-            common.end(e)
-        finally:
-            self._settle(run)
-        if common.partial.have.complete:
-            common.end(None)
+    async def _request(self, run: Sequence[int], tasks: TaskGroup) -> None:
+        """Ask for these pieces, then for others, until there are none to ask for."""
+        common, peer = self._common, self._talk.peer
+        while run:
+            try:
+                await self._fetch(run)
+            except RemoteError as e:
+                await self._refused(run[0], e)
+            except (PeerUnreachable, PeerFault) as e:
+                return self._talk.end(e)
+            except LocalFault as e:
+                return common.end(e)
+            finally:
+                self._settle(run)
+            if common.partial.have.complete:
+                return common.end(None)
+            run = self._next_run(tasks)
+            if run and not common.plan.is_full(peer):
+                common.wake(peer)  # There is room for one more.
 
     def _settle(self, run: Sequence[int]) -> None:
         peer, now_s = self._talk.peer, anyio.current_time()
         # Waking all for each piece would cost more than the pieces.
-        freed = [self._common.plan.settle(peer, index, now_s) for index in run]
-        self._common.wake(None if any(freed) else peer)
+        if any([self._common.plan.settle(peer, index, now_s) for index in run]):
+            self._common.wake()
 
     async def _fetch(self, run: Sequence[int]) -> None:
         talk, digest, settings = self._talk, self._artifact.digest, self._common.settings
@@ -232,6 +243,8 @@ class Exchange:
             await self._take(index, data)
             talk.heard()
             self._settle([index])
+            if len(run) > 1:
+                self._common.wake(talk.peer)
             if self._common.partial.have.complete:
                 self._common.end(None)
 

@@ -65,7 +65,7 @@ class Fetcher:
     Args:
         host: opens the streams.
         store: where pieces go.
-        coordinator: the source whose uplink is spared.
+        coordinator: the source whose uplink is spared; asked at once where `sources` takes time to find others.
         settings: limits and deadlines.
         seed: of the order of pieces; None for a random one.
         interest: who asked this peer's `BlobServer`, and so may be asked in turn.

@@ -32,7 +32,7 @@ class RateLimit:
 
     def backlog_s(self) -> float:
         """Return how long the next spender will wait."""
-        return max(0.0, self._paid_until_s - anyio.current_time())
+        return 0.0 if self._bytes_per_s is None else max(0.0, self._paid_until_s - anyio.current_time())
 
     def charge(self, size_bytes: int) -> None:
         """Count bytes that pass now; whoever comes next waits for them."""

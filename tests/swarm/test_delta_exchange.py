@@ -167,7 +167,9 @@ async def test_a_node_that_made_a_version_serves_both_forms_of_it(tmp_path: Path
         await first.fetch(0)
         await first.fetch(1)
         before = run.server.bytes_served
-        second.sources = third.sources = [first.host.peer_id]
+        for node in (second, third):
+            node.sources = [first.host.peer_id]
+            node.fetcher = Fetcher(node.host, node.store, settings=QUICK)
         assert (await second.fetch(1)).bytes_by_source == {first.host.peer_id: size_of(run, 1)}
         await third.fetch(0)
         assert (await third.fetch(1)).made_bytes == size_of(run, 1)

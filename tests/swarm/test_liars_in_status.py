@@ -42,7 +42,7 @@ from tests.swarm.support.whole_run import WholeRun, make_run
 pytestmark = pytest.mark.anyio
 
 SIZE = 4 << 20
-UPLOAD_MBIT = 6.0
+UPLOAD_MBIT = 4.0
 """Of the coordinator: slow enough for each source to be asked."""
 NODES = ("one", "two")
 
