@@ -52,7 +52,7 @@ BENCHMARKS: tuple[tuple[str, tuple[str, ...], tuple[Need, ...]], ...] = (
     ("distribution", (), (links,)),
     ("chaos_distribution", (), ()),
     ("liars", (), ()),
-    ("audit_gaps", ("run", f"{MODEL}:32:48"), (llama_cpp, smollm2)),
+    ("audit_gaps", ("run", f"{MODEL}:24:32"), (llama_cpp, smollm2)),
     ("cheaters", (), (llama_cpp,)),
     ("crash_steps", (), ()),
     ("crashes", ("async",), ()),
