@@ -2,13 +2,13 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from echo_swarm import codec
+from echo_swarm.checkpoint.files import write_atomically
 from echo_swarm.codec import Limits
 from echo_swarm.errors import MalformedMessage
 
@@ -66,13 +66,13 @@ class TrainingBatch:
 
 
 def write(batch: TrainingBatch, path: Path) -> None:
-    """Write `batch` to `path` atomically and durably (temporary file, fsync, rename)."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(codec.encode(_as_dict(batch)))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    """Write `batch` to `path` atomically and durably. What a killed write leaves is written over by the next one.
+
+    Raises:
+        StorageFull, LocalFault: see `write_atomically`.
+
+    """
+    write_atomically(path, codec.encode(_as_dict(batch)))
 
 
 def read(path: Path) -> TrainingBatch:
