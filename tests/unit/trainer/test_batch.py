@@ -1,5 +1,8 @@
 """The batch file."""
 
+import os
+import signal
+
 import pytest
 
 from echo_coordinator.trainer import batch as batches
@@ -11,6 +14,18 @@ def test_a_batch_survives_its_file(tmp_path, batch, member):
     written = batch([member(1.0), member(None, trained=False)], [member(0.5)], data_position={"epoch": 2, "index": 7})
     batches.write(written, tmp_path / "batch")
     assert batches.read(tmp_path / "batch") == written
+    assert [path.name for path in tmp_path.iterdir()] == ["batch"]
+
+
+def test_what_a_killed_write_left_behind_is_written_over_by_the_next(tmp_path, batch, member):
+    child = os.fork()
+    if not child:
+        os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
+        batches.write(batch([member(0.0)]), tmp_path / "batch")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    batches.write(batch([member(1.0)]), tmp_path / "batch")
     assert [path.name for path in tmp_path.iterdir()] == ["batch"]
 
 
