@@ -41,6 +41,10 @@ def loaded(swarm: Swarm) -> int | None:
     return told(swarm).get("loaded_version")
 
 
+def is_waiting(swarm: Swarm) -> bool:
+    return told(swarm)["state"].startswith("waiting for the coordinator")
+
+
 def counted(swarm: Swarm, name: str) -> int:
     rows = swarm.rows(f"SELECT value FROM counters WHERE scope = '{swarm.peer_id('node')}' AND name = '{name}'")
     return int(rows[0][0]) if rows else 0
@@ -54,14 +58,13 @@ def test_work_outlives_an_outage_and_a_kill_and_a_node_that_starts_alone_hands_i
         with joining(swarm, invite, log="node-1") as node:
             node.wait_for("accepted work", lambda: told(swarm).get("accepted", 0) >= 4)
             coordinator.end(signal.SIGKILL)
-            node.wait_for("work that nobody takes", lambda: told(swarm).get("pending", 0) >= 1)
-            assert told(swarm)["state"].startswith("waiting for the coordinator")
+            node.wait_for("work that nobody takes", lambda: told(swarm)["pending"] >= 1 and is_waiting(swarm))
             assert node.end(signal.SIGKILL) == -signal.SIGKILL
     with joining(swarm, invite, log="node-2", ahead_s=ahead_s) as node:
         # Nobody is there: it gets ready, and says what it waits for.
         node.wait_for("a version", lambda: told(swarm)["pid"] == node.process.pid and loaded(swarm) is not None)
         kept = told(swarm)
-        assert kept["pending"] >= 1 and kept["state"].startswith("waiting for the coordinator"), kept
+        assert kept["pending"] >= 1 and is_waiting(swarm), kept
         assert "waiting for the coordinator" in node.output()
         if ahead_s > 0:  # Whether a node is live is read off its file's age, by one clock as a rule.
             shown = call(NODE, "status", "--state-dir", swarm.folder / "node").out
