@@ -15,10 +15,16 @@ from echo_node.backends.options import ScriptedOptions
 from echo_node.bare_errors import leaves
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
+from echo_swarm.clock import SystemClock
 from echo_swarm.directory import reading
+from echo_swarm.directory.base import peers_topic
+from echo_swarm.directory.memory import MemoryDirectory
+from echo_swarm.envelope import seal
 from echo_swarm.errors import TakenOver
 from echo_swarm.identity import Identity
+from echo_swarm.records import PeerRecord
 from echo_swarm.succession import KeyChain, Succession, make_link
+from echo_swarm.work import Role
 from tests.swarm.support.node_harness import until
 from tests.swarm.support.rotation import known_before, make_keyed_run, rotated
 from tests.swarm.support.whole_run import RunningNode, WholeRun
@@ -233,3 +239,36 @@ async def test_a_peer_that_is_no_coordinator_hands_the_chain_on_with_its_version
             assert late.node._trust.keys.coordinator == now.identity.peer_id
             async with now.coordinator():
                 await works(late)
+
+
+async def test_a_thief_who_signs_first_ends_the_coordinator_which_goes_on_under_a_key_of_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(key_watch, "WATCH_EVERY_S", 0.1)
+    run, thief = make_keyed_run(tmp_path), Identity.generate()
+    rival = VersionStore(tmp_path / "thief", run.settings.run.id)
+    rival.save_keys(rival_of(run, thief))
+    async with run.network.host(thief) as host, BlobServer(host, rival):
+        claim = PeerRecord(
+            run_id=run.settings.run.id,
+            role=Role.COORDINATOR,
+            addresses=host.addresses,
+            held_version=None,
+            artifact_digests=(),
+            issued_at=SystemClock().wall_s(),
+        )
+        directory = MemoryDirectory(run.records, thief, SystemClock())
+        await directory.announce(peers_topic(run.settings.run.id), seal(thief, claim), ttl_s=600)
+        said: list[str] = []
+        try:
+            async with run.coordinator():
+                with anyio.fail_after(60):
+                    await anyio.sleep_forever()
+        except* TakenOver as group:
+            said += [str(error) for error in leaves(group)]
+        assert len(said) == 1 and thief.peer_id in said[0] and "rotate-key" in said[0]
+        now = rotated(run)
+        async with now.coordinator() as coordinator, node_of(now, "a") as node:
+            await until(lambda: any(thief.peer_id in w for w in coordinator.reporter.status().warnings))
+            await works(node)
+            assert node.node._trust.keys.coordinator == now.identity.peer_id
