@@ -77,6 +77,7 @@ class Crowd:
     gone_names: list[str] = field(default_factory=list[str])
     started: int = 0
     lives: int = 0
+    ends: int = 0
     killed: int = 0
     left: int = 0
     came_back: int = 0
@@ -117,7 +118,8 @@ class Crowd:
         return int(number) + (self.choose.random() < number % 1)
 
     def _end(self, member: Member) -> None:
-        if (self.killed + self.left) % 2:
+        self.ends += 1
+        if self.ends % 2:
             member.told_to_end_s = time.monotonic()
             member.process.process.send_signal(signal.SIGTERM)
         else:
