@@ -77,5 +77,6 @@ def test_work_outlives_an_outage_and_a_kill_and_a_node_that_starts_alone_hands_i
             assert node.end(signal.SIGTERM) == 0
     assert "Traceback" not in node.output()
     after = told(swarm)
-    assert after["accepted"] == counted(swarm, "accepted")
-    assert after["rejected"].get("stale", 0) == counted(swarm, "stale")
+    # What it left without an answer, the coordinator may have counted.
+    assert 0 <= counted(swarm, "accepted") - after["accepted"] <= after["pending"]
+    assert 0 <= counted(swarm, "late") - after["rejected"].get("late", 0) <= after["pending"]
