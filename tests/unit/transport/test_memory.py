@@ -114,7 +114,7 @@ async def test_one_living_bootstrap_address_is_enough() -> None:
 async def test_without_one_the_error_names_every_address_and_why() -> None:
     network = MemoryNetwork()
     async with network.host(Identity.generate()) as b:
-        dead = [f"/memory/{i}/p2p/{Identity.generate().peer_id}" for i in range(3)]
+        dead = [f"/memory/{90 + i}/p2p/{Identity.generate().peer_id}" for i in range(3)]
         with pytest.raises(BootstrapFailed) as caught:
             await dial_any(b, dead, timeout_s=5)
     assert caught.value.failures == dict.fromkeys(dead, "connection refused")
