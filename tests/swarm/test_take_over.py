@@ -204,7 +204,7 @@ async def test_a_live_coordinator_that_cannot_be_dialled_is_known_by_its_records
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(look, "LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(publishing, "ANNOUNCE_EVERY_S", 0.1)
+    monkeypatch.setattr(publishing, "ANNOUNCE_EVERY_S", 0.5)
     run = make_run(tmp_path)
     directory = MemoryDirectory(run.records, run.identity, SystemClock())
     said: list[str] = []
