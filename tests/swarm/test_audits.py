@@ -133,6 +133,7 @@ async def test_suspensions_outlive_the_coordinator_and_versions_before_the_newes
         return trainer_values(version, job)
 
     run.trainer.probe = noted
+    run.trainer.step_s = 0.4  # So that a busy machine audits a version before it is no longer kept.
     async with joined(run, "liar", Liar(OPTIONS)) as liar, joined(run, "good", ScriptedEngine(OPTIONS)) as good:
         async with run.coordinator() as coordinator:
             await until(lambda: standing(coordinator, liar) == "suspended", "it is found")
