@@ -4,18 +4,16 @@ every minute: 30 % of the nodes go (SIGKILL and SIGTERM in turn); others come, h
 key of one that went, until as many are there as the schedule says
 """
 
-import os
 import random
 import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks._small_run import small_run
 from echo_coordinator.demo.processes import Peer, Peers
 from echo_swarm.identity import load
-from tests.e2e.support import plug_in
-from tests.e2e.support.models import write_model
-from tests.e2e.support.swarm import Swarm, make_swarm
+from tests.e2e.support.swarm import Swarm
 
 BACKEND = "scripted:mean_s=1,sigma=0.5,batch=2,length=6"
 """Two completions a second: nodes are what the run waits for, never the trainer."""
@@ -28,26 +26,15 @@ STAYER = "node-000"
 
 
 def soak_run(folder: Path) -> Swarm:
-    """Make the run: a real trainer on a model of 20,000 parameters, asynchronous, without an end."""
-    model = folder / "model"
-    write_model(model)
-    environment = plug_in.install(folder / "plug-in")
-    os.environ.update(environment)
-    return make_swarm(
+    """Make the run: asynchronous, without an end."""
+    return small_run(
         folder,
-        model,
-        environment=environment,
-        name=plug_in.NAME,
-        work={
-            "max_staleness": 4,
-            "group_size": MEMBERS,
-            "groups_per_update": GROUPS,
-            "beat_s": BEAT_S,
-            "retain_updates": 8,
-            "retain_leases": 40,
-        },
-        # Nobody computed what a scripted node says: an audit would end it.
-        audits={"share": 0},
+        max_staleness=4,
+        group_size=MEMBERS,
+        groups_per_update=GROUPS,
+        beat_s=BEAT_S,
+        retain_updates=8,
+        retain_leases=40,
     )
 
 

@@ -25,10 +25,9 @@ from benchmarks._crash_processes import IMPORTED, KINDS
 from benchmarks._crash_swarm import BACKEND, NODES, CrashSwarm, Tally
 from benchmarks._distribution_workers import PartFailed
 from benchmarks._report import write_report
+from benchmarks._small_run import small_run
 from echo_swarm.identity import load
-from tests.e2e.support import plug_in
-from tests.e2e.support.models import write_model
-from tests.e2e.support.swarm import Swarm, make_swarm
+from tests.e2e.support.swarm import Swarm
 
 GROUPS, MEMBERS = 3, 4
 MODES = {"async": 2, "sequential": 0}
@@ -38,25 +37,15 @@ FOR_GOOD = 1_000_000
 
 
 def _make(folder: Path, mode: str, seed: int) -> Swarm:
-    model = folder / "model"
-    write_model(model)
-    environment = plug_in.install(folder / "plug-in")
-    os.environ.update(environment)
-    return make_swarm(
+    return small_run(
         folder,
-        model,
-        environment=environment,
-        name=plug_in.NAME,
-        work={
-            "mode": mode,
-            "max_staleness": MODES[mode],
-            "group_size": MEMBERS,
-            "groups_per_update": GROUPS,
-            "retain_updates": FOR_GOOD,
-            "retain_leases": FOR_GOOD,
-            "seed": seed,
-        },
-        audits={"share": 0},
+        mode=mode,
+        max_staleness=MODES[mode],
+        group_size=MEMBERS,
+        groups_per_update=GROUPS,
+        retain_updates=FOR_GOOD,
+        retain_leases=FOR_GOOD,
+        seed=seed,
     )
 
 

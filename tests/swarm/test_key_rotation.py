@@ -1,7 +1,5 @@
 """A run gets a new key: real coordinators and nodes, a network in memory, stand-ins for the children."""
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +7,7 @@ import anyio
 import pytest
 
 from echo_coordinator import key_watch
-from echo_coordinator.coordinator import Coordinator
 from echo_node import following, policy_sync
-from echo_node.backends.options import ScriptedOptions
 from echo_node.bare_errors import leaves
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.checkpoint.store import VersionStore
@@ -27,7 +23,7 @@ from echo_swarm.succession import KeyChain, Succession, make_link
 from echo_swarm.work import Role
 from tests.swarm.support.node_harness import until
 from tests.swarm.support.rotation import known_before, make_keyed_run, rotated
-from tests.swarm.support.whole_run import RunningNode, WholeRun
+from tests.swarm.support.whole_run import RunningNode, WholeRun, beside, published
 
 pytestmark = pytest.mark.anyio
 
@@ -47,16 +43,6 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "SUCCESSION_SLACK_S", -1.0)
 
 
-@asynccontextmanager
-async def node_of(run: WholeRun, name: str) -> AsyncGenerator[RunningNode]:
-    async with run.node(name, options=ScriptedOptions(batch=4)) as node:
-        yield node
-
-
-async def published(coordinator: Coordinator, version: int) -> None:
-    await until(lambda: (coordinator.state.core.versions.published or 0) >= version, f"version {version}")
-
-
 def accepted(node: RunningNode) -> int:
     return node.verdicts["accepted"]
 
@@ -73,8 +59,8 @@ def told(node: RunningNode, what: str) -> list[str]:
 async def test_nodes_follow_whether_they_ran_were_stopped_or_are_new_with_an_old_invite(tmp_path: Path):
     run = make_keyed_run(tmp_path)
     old = run.identity
-    async with node_of(run, "running") as running:
-        async with node_of(run, "stopped") as stopped, run.coordinator() as coordinator:
+    async with beside(run, "running") as running:
+        async with beside(run, "stopped") as stopped, run.coordinator() as coordinator:
             await published(coordinator, 1)
             await works(running)
             await works(stopped)
@@ -87,19 +73,19 @@ async def test_nodes_follow_whether_they_ran_were_stopped_or_are_new_with_an_old
             await published(coordinator, head + 1)
             await until(lambda: (running.node.worker.loaded or 0) > head, "a version under the new key is loaded")
             for name in ("stopped", "new"):
-                async with node_of(known_before(now, old), name) as node:
+                async with beside(known_before(now, old), name) as node:
                     await works(node)
                     assert len(told(node, FOLLOWED)) == 1
         again = rotated(now)
         async with again.coordinator():
             await works(running)
-            async with node_of(known_before(again, old), "stopped") as node:
+            async with beside(known_before(again, old), "stopped") as node:
                 await works(node)
                 assert len(told(node, FOLLOWED)) == 1, "what was learnt earlier is remembered"
-            async with node_of(again, "invited since") as node:
+            async with beside(again, "invited since") as node:
                 await works(node)
                 assert not told(node, FOLLOWED)
-            async with node_of(known_before(again, old), "newest") as node:
+            async with beside(known_before(again, old), "newest") as node:
                 await works(node)
         assert running.error is None and running.node.link.refused == ""
 
@@ -113,7 +99,7 @@ def deaf_thief(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("deaf_thief")
 async def test_a_thief_of_the_old_key_is_refused_and_told_of_after_the_rotation(tmp_path: Path):
     run = make_keyed_run(tmp_path)
-    async with node_of(run, "a") as node:
+    async with beside(run, "a") as node:
         async with run.coordinator() as coordinator:
             await published(coordinator, 1)
             await works(node)
@@ -140,7 +126,7 @@ async def test_a_thief_of_the_old_key_is_refused_and_told_of_after_the_rotation(
 @pytest.mark.usefixtures("deaf_thief")
 async def test_a_node_at_a_thief_leaves_it_and_drops_what_came_from_there(tmp_path: Path):
     run = make_keyed_run(tmp_path)
-    async with node_of(run, "a") as node:
+    async with beside(run, "a") as node:
         async with run.coordinator() as coordinator:
             await published(coordinator, 1)
             await works(node)
@@ -205,27 +191,27 @@ async def test_a_rival_is_refused_by_who_has_followed_and_a_fresh_invite_frees_w
     rival = VersionStore(tmp_path / "thief", run.settings.run.id)
     rival.save_keys(rival_of(run, thief))
     async with run.network.host(thief) as host, BlobServer(host, rival):
-        async with node_of(known_before(now, run.identity), "fooled") as fooled:
+        async with beside(known_before(now, run.identity), "fooled") as fooled:
             assert await fooled.node._trust.following.ask(thief.peer_id)
             assert fooled.node._trust.keys.coordinator == thief.peer_id, "a newcomer has nothing to tell them apart by"
             async with now.coordinator():
                 await until(lambda: told(fooled, "a second successor"), "it hears of the owner's later")
                 assert accepted(fooled) == 0
         async with now.coordinator():
-            async with node_of(known_before(now, run.identity), "a") as node:
+            async with beside(known_before(now, run.identity), "a") as node:
                 await works(node)
                 assert not await node.node._trust.following.ask(thief.peer_id)
                 (line,) = told(node, "a second successor")
                 assert thief.peer_id in line and now.identity.peer_id in line and "fresh invite" in line
                 await works(node)
-            async with node_of(now, "fooled") as freed:
+            async with beside(now, "fooled") as freed:
                 await works(freed)
 
 
 async def test_a_peer_that_is_no_coordinator_hands_the_chain_on_with_its_versions(tmp_path: Path):
     run = make_keyed_run(tmp_path)
     old = run.identity
-    async with node_of(run, "holder") as holder:
+    async with beside(run, "holder") as holder:
         async with run.coordinator() as coordinator:
             await published(coordinator, 1)
             await works(holder)
@@ -234,7 +220,7 @@ async def test_a_peer_that_is_no_coordinator_hands_the_chain_on_with_its_version
             await works(holder)
         peer = holder.node.status().peer_id
         boot = replace(known_before(now, old), boot=f"/memory/1/p2p/{peer}")
-        async with node_of(boot, "late") as late:
+        async with beside(boot, "late") as late:
             await until(lambda: told(late, FOLLOWED), "it is told by a node, the coordinator being away")
             assert late.node._trust.keys.coordinator == now.identity.peer_id
             async with now.coordinator():
@@ -268,7 +254,7 @@ async def test_a_thief_who_signs_first_ends_the_coordinator_which_goes_on_under_
             said += [str(error) for error in leaves(group)]
         assert len(said) == 1 and thief.peer_id in said[0] and "rotate-key" in said[0]
         now = rotated(run)
-        async with now.coordinator() as coordinator, node_of(now, "a") as node:
+        async with now.coordinator() as coordinator, beside(now, "a") as node:
             await until(lambda: any(thief.peer_id in w for w in coordinator.reporter.status().warnings))
             await works(node)
             assert node.node._trust.keys.coordinator == now.identity.peer_id

@@ -1,7 +1,5 @@
 """Two coordinators with one run's key: real coordinators and nodes, a network in memory, stand-ins for the children."""
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -10,10 +8,8 @@ import pytest
 from echo_coordinator import epochs
 from echo_coordinator.commands import look
 from echo_coordinator.commands.look import Look
-from echo_coordinator.coordinator import Coordinator
 from echo_coordinator.epochs import read_noted
 from echo_coordinator.loops import publishing
-from echo_node.backends.options import ScriptedOptions
 from echo_node.bare_errors import leaves
 from echo_swarm.clock import SystemClock
 from echo_swarm.directory.base import head_topic
@@ -25,7 +21,7 @@ from echo_swarm.records import HeadRecord
 from echo_swarm.transport.memory import MemoryNetwork
 from tests.swarm.support.node_harness import until
 from tests.swarm.support.stand_ins import weights
-from tests.swarm.support.whole_run import RunningNode, WholeRun, make_run
+from tests.swarm.support.whole_run import WholeRun, beside, make_run, published
 
 pytestmark = pytest.mark.anyio
 
@@ -34,17 +30,6 @@ pytestmark = pytest.mark.anyio
 def anyio_backend() -> str:
     """The coordinator runs on asyncio only."""
     return "asyncio"
-
-
-@asynccontextmanager
-async def beside(run: WholeRun, name: str) -> AsyncGenerator[RunningNode]:
-    """A node that outlives coordinators."""
-    async with run.node(name, options=ScriptedOptions(batch=4)) as node:
-        yield node
-
-
-async def published(coordinator: Coordinator, version: int) -> None:
-    await until(lambda: (coordinator.state.core.versions.published or 0) >= version, f"version {version}")
 
 
 def look_of(run: WholeRun, *, dialable: bool = True, say: list[str] | None = None) -> Look:

@@ -28,6 +28,7 @@ from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.status import NodeStatus
 from echo_swarm.transport.memory import MemoryNetwork
+from tests.swarm.support.node_harness import until
 from tests.swarm.support.stand_ins import StandInScorers, StandInTrainer, write_model
 
 
@@ -139,6 +140,18 @@ def status_of(coordinator: Coordinator, node: RunningNode) -> NodeStatus | None:
     """What the coordinator shows of a node; None if it does not know it."""
     peer = node.node.status().peer_id
     return next((n for n in coordinator.reporter.status().nodes if n.peer_id == peer), None)
+
+
+@asynccontextmanager
+async def beside(run: WholeRun, name: str) -> AsyncGenerator[RunningNode]:
+    """A node that outlives coordinators."""
+    async with run.node(name, options=ScriptedOptions(batch=4)) as node:
+        yield node
+
+
+async def published(coordinator: Coordinator, version: int) -> None:
+    """Wait until the version, or a newer one, is published."""
+    await until(lambda: (coordinator.state.core.versions.published or 0) >= version, f"version {version}")
 
 
 async def _run(running: RunningNode) -> None:
