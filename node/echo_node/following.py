@@ -150,21 +150,26 @@ class Following:
             checked = self.keys.judge(chain)
             if checked is None:
                 return False
-            before = self.keys.coordinator
-            if self._path is not None:
-                try:
-                    await to_thread.run_sync(_save, self._path, checked)
-                except LocalFault as e:
-                    # A full disk must not keep a node at a thief.
-                    self._tell(f"warning: the run's new key counts, and a restart will not know it: {e}")
-            self.keys.adopt(checked)
-            if self.keys.coordinator != before and (last := self.keys.last) is not None:
-                self._say(
-                    f"the run's key was replaced on {day(last.made_at)}: the coordinator is {self.keys.coordinator} "
-                    f"now, and no longer {before}, which signed that"
-                )
-            await self.changed()
+            # Whoever asked may have a deadline; parts of a node that hold to different keys would be worse than a wait.
+            with anyio.CancelScope(shield=True):
+                await self._adopt(checked)
             return True
+
+    async def _adopt(self, checked: CheckedChain) -> None:
+        before = self.keys.coordinator
+        if self._path is not None:
+            try:
+                await to_thread.run_sync(_save, self._path, checked)
+            except LocalFault as e:
+                # A full disk must not keep a node at a thief.
+                self._tell(f"warning: the run's new key counts, and a restart will not know it: {e}")
+        self.keys.adopt(checked)
+        if self.keys.coordinator != before and (last := self.keys.last) is not None:
+            self._say(
+                f"the run's key was replaced on {day(last.made_at)}: the coordinator is {self.keys.coordinator} "
+                f"now, and no longer {before}, which signed that"
+            )
+        await self.changed()
 
     async def look(self, *, lost: bool = False) -> bool:
         """Ask some of those who may know more. Returns whether one of them did.

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from echo_node.following import Following, read_keys
@@ -46,3 +48,21 @@ async def test_who_answers_in_place_of_the_coordinator_and_cannot_show_why_is_no
         assert keys.key == invite.key and following.invited == [invite.boot[0]]
         assert not await following.ask(stranger.peer_id)
         assert not (tmp_path / "run").exists()
+
+
+async def test_a_key_that_is_followed_is_followed_by_all_parts_though_whoever_asked_gives_up(tmp_path: Path) -> None:
+    network, invite = MemoryNetwork(), invite_of(KEYS[0])
+    async with network.host(Identity.generate()) as host:
+        keys, path = RunKeys(RUN, invite.key), tmp_path / "run" / "keys.bin"
+        following = Following(host, invite, keys, path=path, say=lambda _line: None, clock=ManualClock())
+        told: list[bytes] = []
+
+        async def changed() -> None:
+            deadline.cancel()
+            await anyio.lowlevel.checkpoint()
+            told.append(keys.key)
+
+        following.changed = changed
+        with anyio.CancelScope() as deadline:
+            await following._take(chain(*KEYS[:2]))
+    assert told == [KEYS[1].public_key] and read_keys(path, invite).key == KEYS[1].public_key
