@@ -27,7 +27,6 @@ import numpy as np
 from benchmarks._report import write_report
 from echo_coordinator.state import plausibility
 from echo_coordinator.state.audit_rules import (
-    DRAW_BY_SEED,
     NOTHING,
     AuditVerdict,
     Recomputed,
@@ -37,6 +36,7 @@ from echo_coordinator.state.audit_rules import (
 )
 from echo_coordinator.state.probe_rules import BOUNDS, allowed_gap
 from echo_node.backends.base import Completion, Engine, GenerationRequest, PolicyFiles
+from echo_swarm.trajectory import DRAW_BY_SEED
 
 TEXTS = (
     "What is 17 + 25? Think step by step.",

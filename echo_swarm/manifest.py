@@ -158,6 +158,8 @@ class RunManifest(Message):
         tuple[Annotated[str, Field(min_length=1, max_length=512)], ...], Field(strict=False, max_length=8)
     ] = ()
     """Base URLs of HTTP servers that have the files of versions; see `checkpoint.mirror`."""
+    require_followed_seeds: bool = False
+    """Only backends of `trajectory.DRAW_BY_SEED` get work; others are refused at the hello."""
 
 
 def digest_of_pieces(piece_digests: list[bytes]) -> bytes:

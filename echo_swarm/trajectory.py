@@ -13,6 +13,9 @@ MAX_TOKENS = 1 << 17
 """Longest completion the protocol can carry; a run sets its own, lower limit."""
 MAX_TRAJECTORIES = 64
 """In one submission."""
+DRAW_BY_SEED = frozenset({"torch", "llama_cpp"})
+"""Names of backends that draw the n-th token with the n-th `Random(seed).random()`: the first id whose cumulative
+probability, ids in order, is above it. Audits follow their draws; see docs/adr/0018-seeds.md."""
 SUBMISSION_LIMITS = Limits(max_bytes=8 << 20, max_items=4096, max_depth=5)
 
 PackedU32 = Annotated[bytes, Field(max_length=4 * MAX_TOKENS)]

@@ -19,7 +19,7 @@ from pydantic import Field
 from echo_swarm.envelope import OVERHEAD_BYTES
 from echo_swarm.epoch import EpochEnvelope
 from echo_swarm.manifest import MANIFEST_LIMITS
-from echo_swarm.trajectory import MAX_TRAJECTORIES, SUBMISSION_LIMITS, PackedU32, Verdict
+from echo_swarm.trajectory import DRAW_BY_SEED, MAX_TRAJECTORIES, SUBMISSION_LIMITS, PackedU32, Verdict
 from echo_swarm.transfers import MAX_TRANSFERS, Transfer
 from echo_swarm.wire import (
     U32,
@@ -39,6 +39,8 @@ from echo_swarm.wire import (
 WORK_PROTOCOL = "/echo-swarm/work/1"
 BANNED = "banned"
 """Error code of every answer but that to `status`: the run's owner wants nothing from this key any more."""
+BACKEND_REFUSED = "backend_refused"
+"""Error code of a hello: this run takes no work of the backend that it names."""
 MAX_LEASES = 256
 """In one reply."""
 
@@ -235,3 +237,11 @@ class StatusReply(Message):
 
     protocol: ProtocolVersion
     status: dict[str, Any]
+
+
+def seeds_not_followed(backend: str) -> str:
+    """Return why a run with `require_followed_seeds` takes no work of a backend, and what to use; for people."""
+    return (
+        f"this run takes no work of the backend {backend}: its audits have to follow each draw from the seed of the "
+        f"lease, which they can of {' and '.join(sorted(DRAW_BY_SEED))} only"
+    )

@@ -154,6 +154,11 @@ class RunSettings(_Section):
                 f"publish.keep_versions = {kept} is too few for max_staleness = {self.work.max_staleness}: nodes may "
                 f"still need version n - {self.work.max_staleness}; set it to {self.work.max_staleness + 1} or more"
             )
+        if self.audits.require_followed_seeds and not self.audits.share:
+            raise SettingsError(
+                "audits.require_followed_seeds asks for audits, and audits.share = 0 makes none; give them a share, "
+                "such as 0.02"
+            )
         return self
 
     @property

@@ -61,6 +61,7 @@ def write_run_manifest(folder: RunFolder, settings: RunSettings, identity: Ident
         environment=_public_name(settings.environment.name),
         description=settings.run.description,
         mirrors=settings.publish.mirrors,
+        require_followed_seeds=settings.audits.require_followed_seeds,
     )
     if previous == manifest:
         return folder.run_manifest.read_bytes()

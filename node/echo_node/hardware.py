@@ -20,7 +20,8 @@ from echo_node.backends.options import (
 from echo_node.backends.survey import Installed, Survey, look
 from echo_node.fit import BackendChoice, fit, needed_bytes, usable_gpu
 from echo_node.machine import Machine, probe
-from echo_swarm.errors import BackendFailed, EchoError
+from echo_node.refusals import USE_ANOTHER, against_backend
+from echo_swarm.errors import BackendFailed, EchoError, UsageError
 from echo_swarm.extras import install_command
 from echo_swarm.manifest import ArtifactKind, CheckpointManifest, RunManifest
 
@@ -50,7 +51,7 @@ def choose(
         head: the newest version, if one is published: which kinds of files there are.
 
     Raises:
-        UsageError: the option cannot be understood.
+        UsageError: the option cannot be understood, or the run takes no work of that backend.
         BackendFailed: nothing suitable is installed, or the model does not fit, with both figures.
 
     """
@@ -58,6 +59,8 @@ def choose(
     name, given = split_option(option or "auto")
     if name == "auto":
         return auto(given, run, machine, survey or look(), head, python=python)
+    if problem := against_backend(name, run):
+        raise UsageError(f"--backend {name}: {problem}; {USE_ANOTHER}")
     _, options, named = read_option(option, elsewhere=python != sys.executable)
     choice = fit(options, run, machine, fixed="batch" in named, file_bytes=file_bytes(options, head))
     return replace(choice, python=python)
@@ -82,7 +85,7 @@ def auto(
     reasons: list[str] = []
     for name in ORDER:
         options = parse_options(name, given)
-        problem = _against(name, options, survey, machine, head)
+        problem = against_backend(name, run) or _against(name, options, survey, machine, head)
         if not problem:
             try:
                 choice = fit(options, run, machine, fixed="batch" in given, file_bytes=file_bytes(options, head))

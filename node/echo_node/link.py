@@ -4,8 +4,9 @@
                                                │
     worker · pusher · heartbeat ──call─────────┘      (they wait in `ready` while the link is down)
 
-Whoever calls and gets no answer takes the link down; the heartbeat makes sure that somebody does. Only four things
-end the node from here: the run is not there, the key is live elsewhere or banned, or the coordinator never answered.
+Whoever calls and gets no answer takes the link down; the heartbeat makes sure that somebody does. Only five things
+end the node from here: the run is not there, the key is live elsewhere or banned, the run takes no work of its backend
+(see `refusals`), or the coordinator never answered.
 Anything else that it says instead of a Welcome (it is full, its disk is) is told, and a later hello tries again.
 """
 
@@ -19,17 +20,15 @@ from echo_node.activity import Activity, Part
 from echo_node.backoff import Backoff
 from echo_node.following import Following
 from echo_node.peers import Peers
+from echo_node.refusals import refusal
 from echo_node.waits import without_name
 from echo_swarm.checkpoint.trust import check_run_manifest
 from echo_swarm.clock import Clock
 from echo_swarm.epoch import NO_EPOCH, HighestEpoch, rank_of
 from echo_swarm.errors import (
-    Banned,
-    IdentityInUse,
     MalformedMessage,
     PeerUnreachable,
     RemoteError,
-    RunNotFound,
     StorageFull,
 )
 from echo_swarm.identity import PeerId
@@ -39,7 +38,7 @@ from echo_swarm.transport.base import Host
 from echo_swarm.transport.bootstrap import NOT_TRIED_AGAIN
 from echo_swarm.transport.rpc import RpcClient, call_message
 from echo_swarm.wire import Message
-from echo_swarm.work import BANNED, WORK_PROTOCOL, Hello, Welcome
+from echo_swarm.work import BACKEND_REFUSED, BANNED, WORK_PROTOCOL, Hello, Welcome
 
 R = TypeVar("R", bound=Message)
 
@@ -54,8 +53,6 @@ SKEW_WARNING_S = 3.0
 STABLE_S = 10.0
 """A connection that held for this long was a good one: the next loss starts with the shortest wait again."""
 
-UNKNOWN_RUN_CODE = "unknown_run"
-IN_USE_CODE = "identity_in_use"
 HELLO_FIRST_CODE = "hello_first"
 """The coordinator was restarted, or counted us as gone."""
 
@@ -189,6 +186,7 @@ class Link:
             RunNotFound: the coordinator does not serve this run.
             IdentityInUse: another process with this key is live.
             Banned: the run's owner wants no work from this key.
+            UsageError: the run takes no work of this node's backend.
             PeerUnreachable: no first answer within `patience_s`.
             MalformedMessage: the first answer cannot be read; later ones are tried again.
             BadSignature, Untrusted: what it says about the run does not fit the invite.
@@ -249,9 +247,8 @@ class Link:
         try:
             welcome = await call_message(client, "hello", hello, Welcome, timeout_s=HELLO_TIMEOUT_S)
         except RemoteError as e:
-            refusal = _refusal(e, self._invite.run)
-            self.refused = "banned" if isinstance(refusal, Banned) else ""
-            raise refusal from e
+            self.refused = {BANNED: "banned", BACKEND_REFUSED: "its backend is not taken"}.get(e.code, "")
+            raise refusal(e, self._invite.run) from e
         signed = check_run_manifest(
             welcome.run_manifest, run_id=self._invite.run, publisher_key=self._invite.key, keys=self._keys
         )
@@ -335,16 +332,3 @@ class Link:
     def _signal(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
-
-
-def _refusal(error: RemoteError, run_id: str) -> Exception:
-    if error.code == UNKNOWN_RUN_CODE:
-        return RunNotFound(f"the peer in the invite does not serve run {run_id} ({error}); ask for a new invite")
-    if error.code == IN_USE_CODE:
-        return IdentityInUse(
-            f"another process with this node's key is live ({error}); stop it, or start this node with its own "
-            "--state-dir"
-        )
-    if error.code == BANNED:
-        return Banned(f"the owner of this run has banned this node's key ({error.message}); ask for a pardon to go on")
-    return error

@@ -252,6 +252,7 @@ class Node:
             RunNotFound, PeerUnreachable: see `Link.run`.
             IdentityInUse: another process with this key is live.
             Banned: the run's owner wants no work from this key.
+            UsageError: the run takes no work of this backend.
             BackendFailed: the backend cannot be kept alive; with its own last words.
             StorageFull: the node leaves, and finished work cannot be written.
             PeerFault: what the coordinator says about the run does not fit the invite.

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from echo_node.bare_errors import bare_errors
 from echo_node.hosts import open_network, peers_of
-from echo_node.status import LEFT_BANNED, LocalStatus, Seen, in_words, read_statuses
+from echo_node.status import LEFT_BANNED, LEFT_REFUSED, LocalStatus, Seen, in_words, read_statuses
 from echo_swarm.clock import SystemClock
 from echo_swarm.errors import MalformedMessage, PeerUnreachable, RemoteError, RunNotFound
 from echo_swarm.identity import Identity, PeerId
@@ -81,7 +81,7 @@ def _cells(item: Seen) -> list[Text]:
 def _state(item: Seen) -> str:
     if item.live:
         return f"{item.status.state}; {item.status.standing}" if item.status.standing else item.status.state
-    return item.status.state if item.status.state == LEFT_BANNED else "(gone)"
+    return item.status.state if item.status.state in (LEFT_BANNED, LEFT_REFUSED) else "(gone)"
 
 
 def _doing_what(status: LocalStatus) -> str:

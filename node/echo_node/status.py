@@ -25,6 +25,8 @@ GONE_BEATS = 3
 
 LEFT_BANNED = "left (banned)"
 """The last state of a node that the run's owner banned."""
+LEFT_REFUSED = "left (its backend is not taken)"
+"""The last state of a node that was told `backend_refused`."""
 _NOBODYS_FAULT: dict[str, str] = {
     # The run moved on while the work was under way; a faster machine would see some of it too.
     Reason.STALE: "too old (not your fault)",

@@ -8,7 +8,6 @@ from pathlib import Path
 from echo_coordinator.loops.probing import ProbedTrainer
 from echo_coordinator.state.audit_rules import (
     AGAINST,
-    DRAW_BY_SEED,
     AuditVerdict,
     Finding,
     Recomputed,
@@ -22,6 +21,7 @@ from echo_coordinator.state.rows import StoredTrajectory
 from echo_coordinator.state.run_state import RunState
 from echo_coordinator.trainer.probe_job import ProbeJob, ProbeRefused, ProbeText, ProbeValues
 from echo_swarm.codec import unpack_f32
+from echo_swarm.trajectory import DRAW_BY_SEED
 
 log = logging.getLogger(__name__)
 

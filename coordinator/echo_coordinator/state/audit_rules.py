@@ -48,9 +48,6 @@ SLACK_DOWN = 12.0
 """Nats. What a few very improbable tokens, honestly drawn, may take from the sum."""
 SLACK_UP = 3.0
 """Nats. Likely tokens can add far less: at most the entropy each."""
-DRAW_BY_SEED = frozenset({"torch", "llama_cpp"})
-"""Backends that draw the n-th token with the n-th `Random(seed).random()`: the first id whose cumulative probability,
-ids in order, is above it."""
 MOST_MOVED = 0.5
 """Share of all draws that arithmetic may move at most, however coarse."""
 

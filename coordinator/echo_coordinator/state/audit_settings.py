@@ -18,5 +18,8 @@ class AuditSettings(BaseModel):
     action: Literal["quarantine", "warn"] = "quarantine"
     """What follows a failed audit: what the peer delivered and was not trained on is taken back and it gets no work for
     a while, or only a warning."""
+    require_followed_seeds: bool = False
+    """Only take nodes whose draws audits can follow from the seed (torch, llama_cpp). Others, such as vllm, could
+    sample a prompt several times and deliver the best unnoticed; with this they are turned away when they join."""
     suspend_s: Annotated[float, Field(gt=0, le=86_400)] = 300.0
     """How long a peer gets no work after a failed audit; four times as long after each further one, a week at most."""

@@ -14,7 +14,8 @@ For each trajectory:
 8. `out_of_vocabulary`;
 9. `bad_logprob`: each finite and at most 0, all 0 when greedy;
 10. `bad_finish`: `stop` has one end token, as its last; `length` has none and is `max_tokens` long;
-11. `copied`: its tokens were delivered before, and that is no chance; training only, see `plausibility`.
+11. `unknown_policy`: a backend that this run does not take; training only, see `followed_seeds`;
+12. `copied`: its tokens were delivered before, and that is no chance; training only, see `plausibility`.
 
 1 to 3 depend on the book of leases (`intake.Intake`), 4 to 10 are `judge`. A claimed reward has no field to stand in:
 the message would be malformed.

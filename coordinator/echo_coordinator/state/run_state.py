@@ -28,6 +28,7 @@ from echo_coordinator.state.core import RunCore, RunFacts
 from echo_coordinator.state.counters import TOTAL
 from echo_coordinator.state.database import database_fault, open_database
 from echo_coordinator.state.evaluations import Evaluations
+from echo_coordinator.state.followed_seeds import FollowedSeeds
 from echo_coordinator.state.groups import FIRST_EVAL_GROUP_ID, GroupState
 from echo_coordinator.state.intake import Intake
 from echo_coordinator.state.newcomers import Newcomers
@@ -63,6 +64,7 @@ class RunState:
     audits: Audits
     bans: Bans
     newcomers: Newcomers
+    followed: FollowedSeeds
 
     async def set_paused(self, paused: bool) -> None:
         """Stop or resume handing out and consuming work; kept over restarts. What is leased may still be pushed."""
@@ -226,6 +228,7 @@ def _restore(
     plausibility = Plausibility(core.counters)
     audits.is_suspicious = plausibility.is_suspicious
     core.on_taken_back = plausibility.forget
+    followed = FollowedSeeds(required=settings.require_followed_seeds)
     newcomers = Newcomers(core, limits, is_proven=audits.is_proven, audited=settings.share > 0)
     core.next_in_turn = newcomers.next_in_turn
     core.selector.unvetted, core.selector.unvetted_share = audits.unvetted, limits.unproven_share
@@ -246,7 +249,7 @@ def _restore(
         committer=core.committer,
         is_known=lambda peer: core.roster.get(peer) is not None,
         why_barred=why_barred,
-        look=plausibility.look,
+        look=followed.before(plausibility.look),
         demand=core.demand,
         seed_of=core.seed_of,
         on_filled=core.on_filled,
@@ -267,4 +270,5 @@ def _restore(
         audits=audits,
         bans=bans,
         newcomers=newcomers,
+        followed=followed,
     )

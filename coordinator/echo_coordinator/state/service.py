@@ -2,7 +2,7 @@
 
 Errors a node gets beside the verdicts: `banned`, `unknown_run`, `identity_in_use` (its key is live in another process),
 `hello_first` (we do not know its process; after our restart, or after it was silent for too long), `full`,
-`malformed`, `bad_signature`.
+`malformed`, `bad_signature`, `backend_refused` (see `followed_seeds`).
 """
 
 import secrets
@@ -113,6 +113,7 @@ class WorkService:
         self._state.bans.refuse(peer)
         if hello.role is Role.COORDINATOR:
             return self._welcome()  # Another start of this run looks around: it takes no part, and no place.
+        self._state.followed.refuse(hello.backend)
         skew_s = hello.wall_s - core.clock.wall_s()
         admission = core.roster.consider(peer, hello, core.clock.monotonic_s())
         if admission is Admission.FULL:

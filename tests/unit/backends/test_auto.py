@@ -162,3 +162,12 @@ def test_auto_takes_from_this_environment_what_the_other_lacks_and_says_so(tmp_p
     # Somebody who names the backend means the interpreter that was named with it.
     named = choose("torch", run_of(QWEN3_06B), without, python=str(bare), survey=found, head=head(WEIGHTS))
     assert named.python == str(bare)
+
+
+def test_a_run_that_follows_seeds_gets_no_vllm_and_says_why() -> None:
+    run = run_of(QWEN3_06B).model_copy(update={"require_followed_seeds": True})
+    gpu, found = machine(gpus=(GPU,)), having(*ALL)
+    choice = choose("auto", run, gpu, survey=found, head=head(WEIGHTS))
+    assert choice.name == "torch" and "not vllm: this run takes no work of the backend vllm" in choice.reasons[0]
+    with pytest.raises(UsageError, match=r"--backend vllm: .*llama_cpp and torch only; start .* --backend torch"):
+        choose("vllm", run, gpu, survey=found, head=head(WEIGHTS))
