@@ -46,6 +46,7 @@ from echo_node.backends.renewing import resident_bytes
 from echo_node.status import LocalStatus, read_statuses
 from echo_node.swaps import Swap
 from echo_swarm.children import last_line
+from echo_swarm.clock import SystemClock
 from echo_swarm.errors import BackendFailed
 from echo_swarm.identity import Identity
 from echo_swarm.manifest import ArtifactKind
@@ -170,7 +171,7 @@ class Running:
     @property
     def status(self) -> LocalStatus | None:
         """What the node last said about itself."""
-        found = read_statuses(self.state, now_s=time.time())
+        found = read_statuses(self.state, SystemClock())
         return found[0].status if found else None
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from echo_node.config import NodeConfig, StatePaths
+from echo_node.liveness import stamp
 from echo_node.status import LocalStatus, write_status
 from echo_swarm.checkpoint.files import read_file
 from echo_swarm.clock import Clock
@@ -32,7 +33,7 @@ def noting(config: NodeConfig, invite: Invite, peer: PeerId, clock: Clock) -> Ca
     )
 
     def note(state: str) -> None:
-        now = {"pid": os.getpid(), "written_at": clock.wall_s(), "started_at": started_at, "beat_s": BEAT_S}
+        now = {**stamp(clock), "pid": os.getpid(), "started_at": started_at, "beat_s": BEAT_S}
         gone = {"loaded_version": None, "tokens": 0, "tokens_per_s": 0.0, "swaps": (), "standing": ""}
         status = before.model_copy(
             update={**now, **gone, "peer_id": peer, "role": config.role.value, "running": True, "state": state[:128]}

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from echo_node.activity import Activity
 from echo_node.link import Link
+from echo_node.liveness import stamp
 from echo_node.policy_sync import PolicySync
 from echo_node.self_report import MAX_ADDRESSES
-from echo_node.status import LocalStatus
+from echo_node.status import LocalStatus, key_change
 from echo_node.transfer_view import TransferView
 from echo_swarm import __version__
 from echo_swarm.checkpoint.fetch import Fetcher
@@ -102,7 +103,7 @@ class SeederReport:
             role=Role.SEEDER.value,
             peer_id=self.identity.peer_id,
             pid=os.getpid(),
-            written_at=self.clock.wall_s(),
+            **stamp(self.clock),
             started_at=self.started_at,
             beat_s=beat_s,
             running=not ending,
@@ -116,6 +117,8 @@ class SeederReport:
             bytes_fetched_coordinator=self.fetcher.bytes_by_source.get(self.keys.coordinator, 0),
             bytes_fetched_peers=self._fetched_from_peers,
             bytes_fetched_mirrors=self.fetcher.bytes_from(Origin.MIRROR),
+            key_changes=len(self.keys.chain.links),
+            key_change=key_change(self.keys),
             held_versions=tuple(self.held_versions()),
             held_bytes=self.store.used_bytes(),
         )

@@ -4,9 +4,10 @@ import os
 
 from echo_node.activity import Activity
 from echo_node.link import Link
+from echo_node.liveness import stamp
 from echo_node.outbox import Outbox
 from echo_node.policy_sync import PolicySync
-from echo_node.status import LocalStatus, split_counters
+from echo_node.status import LocalStatus, key_change, split_counters
 from echo_node.swaps import Swaps
 from echo_node.transfer_view import TransferView
 from echo_node.worker import Worker
@@ -116,7 +117,7 @@ class SelfReport:
             run_name=run.name if run else "",
             peer_id=self._identity.peer_id,
             pid=os.getpid(),
-            written_at=self._clock.wall_s(),
+            **stamp(self._clock),
             started_at=self._started_at,
             beat_s=beat_s,
             running=not ending,
@@ -143,6 +144,8 @@ class SelfReport:
             bytes_fetched_coordinator=self._fetcher.bytes_by_source.get(self._keys.coordinator, 0),
             bytes_fetched_peers=self._fetched_from_peers,
             bytes_fetched_mirrors=self._fetcher.bytes_from(Origin.MIRROR),
+            key_changes=len(self._keys.chain.links),
+            key_change=key_change(self._keys),
         )
 
     @property

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from echo_swarm.identity import Identity, PeerId
 from echo_swarm.invite import Invite
 from echo_swarm.render import counts, duration, literal, render_run_status, short_peer, size
 from echo_swarm.status import RunStatus
+from echo_swarm.succession import day
 from echo_swarm.tables import Column, FittedTable
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcClient, call_message
@@ -32,7 +32,7 @@ ANSWER_S = 15.0
 
 def show_local(state_dir: Path, console: Console, *, as_json: bool) -> None:
     """Show what the nodes of a state folder last said about themselves."""
-    seen = read_statuses(state_dir, now_s=time.time())
+    seen = read_statuses(state_dir, SystemClock())
     if as_json:
         rows = [{**s.status.model_dump(mode="json"), "age_s": s.age_s, "live": s.live} for s in seen]
         console.print_json(json.dumps(rows))
@@ -40,6 +40,20 @@ def show_local(state_dir: Path, console: Console, *, as_json: bool) -> None:
         console.print(f"no node has run from {state_dir} yet; start one with: echo-node join INVITE")
     else:
         console.print(_local_table(seen))
+        for line in _key_lines(seen):
+            console.print(line)
+
+
+def _key_lines(seen: Sequence[Seen]) -> list[Text]:
+    lines: list[Text] = []
+    for status in (item.status for item in seen):
+        if (change := status.key_change) is not None:
+            run, count = status.run_name or status.run_id[:8], status.key_changes
+            often = "once" if count == 1 else f"{count} times, last"
+            keys = f"{short_peer(change.before)} → {short_peer(change.after)}"
+            said = f"{run}: the run's key was replaced {often} on {day(change.at)} ({keys}); this node has followed"
+            lines.append(literal(said, style="dim"))
+    return lines
 
 
 _COLUMNS = (

@@ -1,7 +1,7 @@
 """What a node writes down about itself at every beat, and how that is read again by `echo-node status`.
 
 One small file a run, replaced as a whole: no socket, so that nothing is left over when the node is killed. Whether it
-still runs follows from its age.
+still runs follows from its age, see `liveness`.
 """
 
 import json
@@ -12,17 +12,18 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from echo_node.config import StatePaths, run_dirs
+from echo_node.liveness import age_and_life, boot_id
 from echo_node.outbox import Dropped
 from echo_node.swaps import Swap, summary
 from echo_swarm.checkpoint.files import read_file, write_atomically
+from echo_swarm.clock import Clock
+from echo_swarm.identity import peer_id_of
 from echo_swarm.render import counts, duration, size, spaced
+from echo_swarm.succession import RunKeys
 from echo_swarm.trajectory import Reason
 from echo_swarm.work import Role
 
 _LIMIT_BYTES = 1 << 20
-GONE_BEATS = 3
-"""A node silent for this many beats is shown as gone, as the coordinator does."""
-
 LEFT_BANNED = "left (banned)"
 """The last state of a node that the run's owner banned."""
 LEFT_REFUSED = "left (its backend is not taken)"
@@ -34,6 +35,18 @@ _NOBODYS_FAULT: dict[str, str] = {
     Reason.UNSCORABLE: "could not be scored (not your fault)",
 }
 _OUTCOMES = frozenset({*Reason, *Dropped})
+
+
+class KeyChange(BaseModel):
+    """The run's key was replaced, and the node has followed."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    at: float
+    """Seconds since 1970, by the clock of who replaced it."""
+    before: str
+    """The coordinator's peer id until then."""
+    after: str
 
 
 class LocalStatus(BaseModel):
@@ -48,6 +61,9 @@ class LocalStatus(BaseModel):
     pid: int
     written_at: float
     """Seconds since 1970."""
+    written_up_s: float | None = None
+    boot: str = ""
+    """See `liveness.Stamp`."""
     started_at: float
     beat_s: float
     running: bool = True
@@ -88,6 +104,10 @@ class LocalStatus(BaseModel):
     """Of a seeder: versions of which at least one file is whole here."""
     held_bytes: int = 0
     """Of a seeder: what all versions take on this disk."""
+    key_changes: int = 0
+    """How often the run's key was replaced, as far as this node knows."""
+    key_change: KeyChange | None = None
+    """The last time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +125,24 @@ def split_counters(counters: Mapping[str, int]) -> tuple[int, dict[str, int], in
     return counters.get(Reason.ACCEPTED, 0), rejected, counters.get("tokens_accepted", 0)
 
 
+def key_change(keys: RunKeys) -> KeyChange | None:
+    """Return the last replacement of the run's key that this node has followed."""
+    if (last := keys.last) is None:
+        return None
+    return KeyChange(at=last.made_at, before=peer_id_of(last.old_key), after=peer_id_of(last.new_key))
+
+
 def write_status(path: Path, status: LocalStatus) -> None:
     """Replace the status file."""
     write_atomically(path, json.dumps(status.model_dump(mode="json")).encode())
 
 
-def read_statuses(state_dir: Path, *, now_s: float) -> list[Seen]:
-    """Return what the nodes of a state folder last said, the latest first. Damaged files are skipped."""
+def read_statuses(state_dir: Path, clock: Clock, *, boot: str | None = None) -> list[Seen]:
+    """Return what the nodes of a state folder last said, the latest first. Damaged files are skipped.
+
+    `boot` is which start of the machine this is; asked of the machine when it is not given.
+    """
+    boot = boot_id() if boot is None else boot
     found: list[Seen] = []
     folder = run_dirs(state_dir)
     for run_dir in folder.iterdir() if folder.is_dir() else ():
@@ -120,8 +151,7 @@ def read_statuses(state_dir: Path, *, now_s: float) -> list[Seen]:
             status = LocalStatus.model_validate_json(raw or b"")
         except ValidationError:
             continue
-        age_s = max(0.0, now_s - status.written_at)
-        live = status.running and age_s <= GONE_BEATS * max(status.beat_s, 1.0)
+        age_s, live = age_and_life(status, clock, boot)
         found.append(Seen(status=status, age_s=age_s, live=live))
     return sorted(found, key=lambda seen: seen.age_s)
 

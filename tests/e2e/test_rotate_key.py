@@ -32,6 +32,8 @@ def test_a_run_gets_another_key_and_its_nodes_follow_with_the_invites_that_they_
                 before = swarm.accepted()
                 ann.wait_for("work after the rotation", lambda: swarm.accepted() > before)
                 assert "the run's key was replaced on" in ann.output() and "Traceback" not in ann.output()
+                local = call(NODE, "status", "--state-dir", tmp_path / "swarm" / "ann").out
+                assert "the run's key was replaced once on" in local and "this node has followed" in local
                 assert parse(swarm.invite()).key == new.public_key
                 status = swarm.status()
                 assert status is not None and status.key_changes == 1

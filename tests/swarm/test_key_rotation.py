@@ -68,6 +68,9 @@ async def test_nodes_follow_whether_they_ran_were_stopped_or_are_new_with_an_old
         async with now.coordinator() as coordinator:
             assert coordinator.invite.key == now.identity.public_key != old.public_key
             await works(running)
+            status = running.node.status()
+            assert status.key_changes == 1 and status.key_change is not None
+            assert (status.key_change.before, status.key_change.after) == (old.peer_id, now.identity.peer_id)
             assert len(told(running, FOLLOWED)) == 1 and now.identity.peer_id in told(running, FOLLOWED)[0]
             head = coordinator.state.core.versions.published or 0
             await published(coordinator, head + 1)

@@ -17,7 +17,8 @@ def test_a_node_that_is_connecting_says_so_and_keeps_what_it_had_counted(tmp_pat
     invite = Invite(run=RUN, key=key.public_key, boot=(f"/ip4/127.0.0.1/tcp/1/p2p/{key.peer_id}",))
     config = NodeConfig(state_dir=tmp_path)
     noting(config, invite, key.peer_id, clock)("connecting, through there")
-    (first,) = read_statuses(tmp_path, now_s=clock.wall_s() + 60)
+    clock.advance(60)
+    (first,) = read_statuses(tmp_path, clock)
     assert first.live and first.status.state == "connecting, through there" and first.status.accepted == 0
     ran = LocalStatus(
         run_id=RUN,
@@ -36,7 +37,8 @@ def test_a_node_that_is_connecting_says_so_and_keeps_what_it_had_counted(tmp_pat
     )
     write_status(StatePaths(state_dir=tmp_path, run_id=RUN).status, ran)
     noting(config, invite, key.peer_id, clock)("asking the coordinator what the run is" + "." * 200)
-    (again,) = read_statuses(tmp_path, now_s=clock.wall_s() + 1000)
+    clock.advance(1000)
+    (again,) = read_statuses(tmp_path, clock)
     assert not again.live and again.status.run_name == "sums" and len(again.status.state) == 128
     assert (again.status.accepted, again.status.pending, again.status.rejected) == (7, 2, {"stale": 1})
     assert again.status.running and again.status.loaded_version is None

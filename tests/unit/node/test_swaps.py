@@ -111,7 +111,7 @@ def test_the_status_file_keeps_them_and_the_end_of_a_join_sums_them_up(tmp_path:
     path.parent.mkdir(parents=True)
     write_status(path, local_status(swaps=swaps.done))
     assert json.loads(path.read_bytes())["swaps"][0]["verify_s"] == 0.5
-    (seen,) = read_statuses(tmp_path, now_s=0)
+    (seen,) = read_statuses(tmp_path, clock)
     assert isinstance(seen.status, LocalStatus) and seen.status.swaps == tuple(swaps.done)
     console = Console(width=200, file=io.StringIO())
     show_local(tmp_path, console, as_json=False)
