@@ -8,6 +8,7 @@ EchoError                     1   anything of ours
 │   ├── BootstrapFailed       3   no bootstrap address answered; names each and why
 │   ├── PeerUnreachable       4   one named peer did not answer
 │   │   ├── Unanswered        4   it was reached, and a call was not answered in time
+│   │   ├── HeldBack          4   it was tried a moment ago in vain, and is not tried again yet
 │   │   └── AnotherPeer       4   another one answers at its address
 │   └── RunNotFound           4   reached a peer, but it does not serve this run
 ├── LocalFault                    this machine cannot do it
@@ -56,13 +57,17 @@ class Unavailable(EchoError):
 
 
 class BootstrapFailed(Unavailable):
-    """No bootstrap address answered. `failures` maps each address to its reason."""
+    """No bootstrap address answered. `failures` maps each address to its reason.
+
+    `held_back` are those that were not tried this time (see HeldBack): their reasons say only that.
+    """
 
     exit_code = 3
     advice = "is this machine online? If it is, the run may have stopped or moved: ask who gave you the invite"
 
-    def __init__(self, failures: dict[str, str]) -> None:
+    def __init__(self, failures: dict[str, str], *, held_back: frozenset[str] = frozenset()) -> None:
         self.failures = failures
+        self.held_back = held_back
         listed = "; ".join(f"{address}: {reason}" for address, reason in failures.items())
         super().__init__(f"none of {len(failures)} bootstrap addresses answered ({listed})")
 
@@ -73,6 +78,10 @@ class PeerUnreachable(Unavailable):
 
 class Unanswered(PeerUnreachable):
     """A call was sent to a peer, and no answer came in time."""
+
+
+class HeldBack(PeerUnreachable):
+    """The host has just tried this peer in vain, and does not yet try again: why it failed, an earlier error said."""
 
 
 class AnotherPeer(PeerUnreachable):

@@ -5,14 +5,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from echo_swarm.errors import AnotherPeer, BootstrapFailed, PeerUnreachable
+from echo_swarm.errors import AnotherPeer, BootstrapFailed, HeldBack, PeerUnreachable
 from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
 
 logger = logging.getLogger(__name__)
 
-NOT_TRIED_AGAIN = "not tried again yet after a failed dial"
-"""Reason of a host that holds back from an address which it has just tried in vain."""
 GRACE_S = 1.0
 """How long the other addresses are waited for once one answered."""
 SHORTEST_ATTEMPT_S = 2.0
@@ -41,6 +39,7 @@ async def dial_any(
     """
     found: dict[PeerId, None] = {}
     failures: dict[str, str] = {}
+    held_back: set[str] = set()
     with anyio.CancelScope() as scope:
 
         async def dial(address: str) -> None:
@@ -53,6 +52,8 @@ async def dial_any(
                     peer = PeerId(e.found)
             except PeerUnreachable as e:
                 failures[address] = str(e).removeprefix(address).removeprefix(": ")
+                if isinstance(e, HeldBack):
+                    held_back.add(address)
             else:
                 found[peer] = None
                 scope.deadline = min(scope.deadline, anyio.current_time() + GRACE_S)
@@ -61,7 +62,7 @@ async def dial_any(
             for address in dict.fromkeys(addresses):
                 tasks.start_soon(dial, address)
     if not found:
-        raise BootstrapFailed(failures)
+        raise BootstrapFailed(failures, held_back=frozenset(held_back))
     for address, reason in failures.items():
         logger.info("bootstrap address %s did not answer: %s", address, reason)
     return list(found)
@@ -104,7 +105,7 @@ async def dial_patiently(
             reasons |= {
                 address: reason
                 for address, reason in e.failures.items()
-                if reason != NOT_TRIED_AGAIN or address not in reasons
+                if address not in e.held_back or address not in reasons
             }
             failed = BootstrapFailed(reasons)
             if anyio.current_time() + pause_s >= give_up_at:

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.abc import ByteStream, TaskGroup
 
-from echo_swarm.errors import AnotherPeer, DaemonFailed, LocalFault, PeerUnreachable, UsageError
+from echo_swarm.errors import AnotherPeer, DaemonFailed, HeldBack, LocalFault, PeerUnreachable, UsageError
 from echo_swarm.extras import install_command
 from echo_swarm.identity import Identity, PeerId, public_key_of
 from echo_swarm.transport.base import Handler
-from echo_swarm.transport.bootstrap import NOT_TRIED_AGAIN, OnRetry, OnStranger, dial_patiently, no_stranger
+from echo_swarm.transport.bootstrap import OnRetry, OnStranger, dial_patiently, no_stranger
 from echo_swarm.transport.tasks import background_tasks
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ class HivemindHost:
             with anyio.fail_after(timeout_s):
                 try:
                     return await self._open(peer, protocol, timeout_s)
-                except PeerUnreachable as e:
+                except _NoAddress:
                     address = self._remembered.get(peer)
-                    if address is None or _NO_ADDRESS not in str(e):
+                    if address is None:
                         raise
                 await self.connect(address, timeout_s=timeout_s)
                 return await self._open(peer, protocol, timeout_s)
@@ -120,9 +120,10 @@ class HivemindHost:
         except TimeoutError as e:
             raise PeerUnreachable(f"{address}: no answer within {timeout_s:g} s") from e
         except PeerUnreachable as e:
-            if (stranger := self._stranger(address, str(e))) is not None:
+            error = unreachable(address, str(e))
+            if (stranger := self._stranger(address, str(e), held_back=isinstance(error, HeldBack))) is not None:
                 raise AnotherPeer(address, stranger) from e
-            raise PeerUnreachable(f"{address}: {short_reason(str(e))}") from e
+            raise error from e
         except OSError as e:
             raise PeerUnreachable(f"{address}: the libp2p helper is gone") from e
         except (UsageError, ValueError) as e:
@@ -131,11 +132,11 @@ class HivemindHost:
             self._remembered[PeerId(name)] = address
         return PeerId(name)
 
-    def _stranger(self, address: str, reason: str) -> str | None:
+    def _stranger(self, address: str, reason: str, *, held_back: bool) -> str | None:
         """Return who else answers at an address; p2pd tells it once, and then holds back for a while."""
         if (told := _MISMATCH.search(reason)) is not None and len(self._strangers) < _MAX_REMEMBERED:
             self._strangers[address] = told[1]
-        elif short_reason(reason) != NOT_TRIED_AGAIN:
+        elif not held_back:
             self._strangers.pop(address, None)
         return self._strangers.get(address)
 
@@ -158,7 +159,7 @@ class HivemindHost:
         try:
             return await self.daemon.open_stream(peer, protocol, timeout_s)
         except PeerUnreachable as e:
-            raise PeerUnreachable(f"{peer}: {short_reason(str(e))}") from e
+            raise unreachable(peer, str(e)) from e
         except OSError as e:
             raise PeerUnreachable(f"{peer}: the libp2p helper is gone") from e
         except ValueError as e:
@@ -290,26 +291,38 @@ def _command(
 
 
 _MISMATCH = re.compile(r"peer id mismatch: .*remote key matches (12D3KooW[1-9A-HJ-NP-Za-km-z]{44})")
-_NO_ADDRESS = "no address known"
-_REASONS = (
-    ("connection refused", "connection refused"),
-    ("peer id mismatch", "another identity answers there"),
-    ("protocols not supported", "protocol not supported"),
-    ("failed to negotiate", "protocol not supported"),
-    ("dial backoff", NOT_TRIED_AGAIN),
-    ("dial to self", "that is our own address"),
-    ("not found", _NO_ADDRESS),
-    ("failed to find any peer", _NO_ADDRESS),
-    ("no addresses", _NO_ADDRESS),
-    ("length greater than remaining", "not a peer id"),
-    ("no route to host", "no route to host"),
-    ("network is unreachable", "network is unreachable"),
-    ("deadline exceeded", "timed out"),
-    ("i/o timeout", "timed out"),
-)
 
 
-def short_reason(text: str) -> str:
-    """Return the cause in p2pd's error text, in a few words."""
+class _NoAddress(PeerUnreachable):
+    """p2pd knows no address of the peer."""
+
+
+_Reason = tuple[str, type[PeerUnreachable]]
+_NO_ADDRESS: _Reason = ("no address known", _NoAddress)
+_NO_PROTOCOL: _Reason = ("protocol not supported", PeerUnreachable)
+_TIMED_OUT: _Reason = ("timed out", PeerUnreachable)
+_REASONS: dict[str, _Reason] = {
+    "connection refused": ("connection refused", PeerUnreachable),
+    "peer id mismatch": ("another identity answers there", PeerUnreachable),
+    "protocols not supported": _NO_PROTOCOL,
+    "failed to negotiate": _NO_PROTOCOL,
+    "dial backoff": ("tried a moment ago, and nobody answered", HeldBack),
+    "dial to self": ("that is our own address", PeerUnreachable),
+    "not found": _NO_ADDRESS,
+    "failed to find any peer": _NO_ADDRESS,
+    "no addresses": _NO_ADDRESS,
+    "length greater than remaining": ("not a peer id", PeerUnreachable),
+    "no route to host": ("no route to host", PeerUnreachable),
+    "network is unreachable": ("network is unreachable", PeerUnreachable),
+    "deadline exceeded": _TIMED_OUT,
+    "i/o timeout": _TIMED_OUT,
+}
+"""What p2pd's error texts hold, the first that fits: the cause in a few words, and the error for it."""
+
+
+def unreachable(whom: str, text: str) -> PeerUnreachable:
+    """Return the error for p2pd's error text about a peer or an address."""
     lowered = text.lower()
-    return next((reason for marker, reason in _REASONS if marker in lowered), text.strip()[:160])
+    known = next((reason for marker, reason in _REASONS.items() if marker in lowered), None)
+    words, kind = known or (text.strip()[:160], PeerUnreachable)
+    return kind(f"{whom}: {words}")

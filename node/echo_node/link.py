@@ -26,6 +26,7 @@ from echo_swarm.checkpoint.trust import check_run_manifest
 from echo_swarm.clock import Clock
 from echo_swarm.epoch import NO_EPOCH, HighestEpoch, rank_of
 from echo_swarm.errors import (
+    HeldBack,
     MalformedMessage,
     PeerUnreachable,
     RemoteError,
@@ -35,7 +36,6 @@ from echo_swarm.identity import PeerId
 from echo_swarm.invite import Invite
 from echo_swarm.manifest import MANIFEST_LIMITS, RunManifest
 from echo_swarm.transport.base import Host
-from echo_swarm.transport.bootstrap import NOT_TRIED_AGAIN
 from echo_swarm.transport.rpc import RpcClient, call_message
 from echo_swarm.wire import Message
 from echo_swarm.work import BACKEND_REFUSED, BANNED, WORK_PROTOCOL, Hello, Welcome
@@ -307,14 +307,13 @@ class Link:
                 if await self._connect(address) == self._keys.coordinator:
                     return True
             except PeerUnreachable as e:
-                if NOT_TRIED_AGAIN not in str(e):
+                if not isinstance(e, HeldBack):
                     self._why_not = str(e)
         return False
 
     def _why(self, error: PeerUnreachable) -> str:
         """Return why it does not answer, without its long name, and from when it was last tried."""
-        text = str(error)
-        text = self._why_not if NOT_TRIED_AGAIN in text and self._why_not else text
+        text = self._why_not if isinstance(error, HeldBack) and self._why_not else str(error)
         return without_name(text, self._keys.coordinator)
 
     async def _connect(self, address: str) -> PeerId:

@@ -1,7 +1,6 @@
 """The coordinator's reasons for having no work, in words that tell whether that is normal."""
 
 from echo_swarm.identity import PeerId
-from echo_swarm.transport.bootstrap import NOT_TRIED_AGAIN
 from echo_swarm.work import WaitReason
 
 _WORDS = {
@@ -19,7 +18,6 @@ _WORDS = {
 
 def without_name(text: str, peer: PeerId) -> str:
     """Return an error's text without the 52 characters of the peer that everybody knows it is about."""
-    text = text.replace(NOT_TRIED_AGAIN, "tried a moment ago, and nobody answered")
     return text.removeprefix(f"{peer}: ").replace(f"/p2p/{peer}", "").replace(peer, "it")
 
 

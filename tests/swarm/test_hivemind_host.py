@@ -17,7 +17,7 @@ import psutil
 import pytest
 from anyio.abc import ByteStream, Process, SocketAttribute, SocketStream
 
-from echo_swarm.errors import BootstrapFailed, DaemonFailed, PeerUnreachable
+from echo_swarm.errors import BootstrapFailed, DaemonFailed, HeldBack, PeerUnreachable
 from echo_swarm.identity import Identity, PeerId
 from echo_swarm.transport.hivemind import open_hivemind_host
 from echo_swarm.transport.rpc import RpcClient, RpcServer
@@ -122,6 +122,18 @@ async def test_dead_bootstraps_only_are_named_each_with_its_reason(closed_ports:
     assert caught.value.failures[dead[0]] == "connection refused"
     assert "within 3 s" in caught.value.failures[dead[2]] or "timed out" in caught.value.failures[dead[2]]
     assert caught.value.exit_code == 3
+
+
+async def test_an_address_that_is_not_tried_again_yet_is_told_from_one_that_was(
+    closed_ports: list[int],
+) -> None:
+    dead = address(closed_ports[0], Identity.generate().peer_id)
+    async with open_hivemind_host(Identity.generate(), listen=()) as host:
+        with pytest.raises(PeerUnreachable, match="connection refused") as first:
+            await host.connect(dead, timeout_s=20)
+        with pytest.raises(HeldBack):
+            await host.connect(dead, timeout_s=20)
+    assert not isinstance(first.value, HeldBack)
 
 
 async def test_a_bootstrap_that_accepts_and_answers_only_much_later_is_waited_for() -> None:

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from echo_swarm.errors import UsageError
+from echo_swarm.errors import HeldBack, UsageError
 from echo_swarm.extras import install_command
 from echo_swarm.identity import Identity
-from echo_swarm.transport.hivemind import open_hivemind_host, short_reason
+from echo_swarm.transport.hivemind import open_hivemind_host, unreachable
 
 WITHOUT_HIVEMIND = """
 import sys
@@ -51,7 +51,7 @@ async def test_on_trio_the_host_is_refused_with_an_alternative(anyio_backend: st
     ("text", "reason"),
     [
         ("failed to dial 12D3: all dials failed\n * [/ip4/127.0.0.1/tcp/1] connect: connection refused", "connection"),
-        ("failed to dial: dial backoff", "not tried again yet"),
+        ("failed to dial: dial backoff", "tried a moment ago"),
         ("peer id mismatch: expected A, but remote key matches B", "another identity"),
         ("failed to negotiate protocol: protocols not supported: [/x]", "protocol not supported"),
         ("routing: not found", "no address known"),
@@ -60,5 +60,7 @@ async def test_on_trio_the_host_is_refused_with_an_alternative(anyio_backend: st
     ],
 )
 def test_the_helpers_errors_become_a_few_words(text: str, reason: str) -> None:
-    assert short_reason(text).startswith(reason)
-    assert len(short_reason(text * 100)) <= 160
+    error = unreachable("whom", text)
+    assert str(error).startswith(f"whom: {reason}")
+    assert isinstance(error, HeldBack) == ("backoff" in text)
+    assert len(str(unreachable("", text * 100))) <= 162

@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import pytest
 
-from echo_swarm.errors import BootstrapFailed, PeerUnreachable
+from echo_swarm.errors import BootstrapFailed, HeldBack, PeerUnreachable
 from echo_swarm.identity import Identity, PeerId
 from echo_swarm.transport.bootstrap import dial_any, dial_patiently
 from echo_swarm.transport.memory import MemoryNetwork
@@ -143,3 +143,29 @@ async def test_patience_joins_a_bootstrap_that_comes_up_late() -> None:
         assert found == [late.peer_id]
         assert len(retries) == 1
         tasks.cancel_scope.cancel()
+
+
+async def test_an_address_that_was_not_tried_again_keeps_the_reason_of_the_last_try() -> None:
+    """As hivemind's helper does: for some seconds after a failed dial it tries nothing."""
+    network = MemoryNetwork()
+    told: list[dict[str, str]] = []
+    async with network.host(Identity.generate()) as b:
+        tried: set[str] = set()
+        dial = b.connect
+
+        async def once(address: str, *, timeout_s: float) -> PeerId:
+            if address in tried:
+                raise HeldBack(f"{address}: tried a moment ago")
+            tried.add(address)
+            return await dial(address, timeout_s=timeout_s)
+
+        b.connect = once
+        address = f"/memory/9/p2p/{Identity.generate().peer_id}"
+        with pytest.raises(BootstrapFailed) as caught:
+            await dial_patiently(
+                b, [address], attempt_s=5, patience_s=2.5, on_retry=lambda e, _: told.append(e.failures)
+            )
+        with pytest.raises(BootstrapFailed) as once_more:
+            await dial_any(b, [address], timeout_s=5)
+    assert [*told, caught.value.failures] == [{address: "connection refused"}] * 2
+    assert once_more.value.held_back == {address}
