@@ -21,6 +21,7 @@ from echo_node.backoff import Backoff
 from echo_node.following import Following
 from echo_node.peers import Peers
 from echo_node.refusals import refusal
+from echo_node.skew import Skew
 from echo_node.waits import without_name
 from echo_swarm.checkpoint.trust import check_run_manifest
 from echo_swarm.clock import Clock
@@ -47,8 +48,6 @@ HELLO_TIMEOUT_S = 60.0
 """A process that takes over from an earlier one of the same key is kept waiting for a beat or two."""
 MAX_REPLY_BYTES = 2 * MANIFEST_LIMITS.max_bytes + (1 << 20)
 """A Welcome carries two manifests; no other reply comes near."""
-SKEW_WARNING_S = 3.0
-"""The directory refuses records beyond a few seconds."""
 
 STABLE_S = 10.0
 """A connection that held for this long was a good one: the next loss starts with the shortest wait again."""
@@ -108,7 +107,7 @@ class Link:
         self._client: RpcClient | None = None
         self._changed = anyio.Event()
         self._loss = self._why_not = ""
-        self._told_skew_s = 0.0
+        self._skew = Skew()
         self._bytes_before = (0, 0)
         self.joins = 0
         """How often a hello was answered."""
@@ -254,7 +253,8 @@ class Link:
         )
         heard_s = self._clock.wall_s()
         skew_s = (sent_s + heard_s) / 2 - welcome.wall_s
-        self._tell_skew(skew_s, doubt_s=abs(heard_s - sent_s) / 2)
+        if line := self._skew.news(skew_s, doubt_s=abs(heard_s - sent_s) / 2):
+            self._activity.say(line)
         return Joined(
             run=signed.message,
             run_envelope=signed.raw,
@@ -263,24 +263,6 @@ class Link:
             beat_s=welcome.beat_s,
             skew_s=skew_s,
         )
-
-    def _tell_skew(self, skew_s: float, *, doubt_s: float) -> None:
-        """Warn of a clock that is wrong, once; and again when it has changed, after a sleep say.
-
-        A hello that took a minute leaves half a minute's doubt: when in it the coordinator looked at its clock.
-        """
-        wrong = abs(skew_s) > SKEW_WARNING_S + doubt_s
-        news = abs(skew_s - self._told_skew_s) > SKEW_WARNING_S + doubt_s
-        if wrong and news:
-            self._activity.say(
-                f"warning: this machine's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the "
-                "coordinator's; set it by NTP, or other peers will ignore what this node announces. Its work counts "
-                "all the same"
-            )
-        elif news and not wrong:
-            self._activity.say("this machine's clock agrees with the coordinator's again")
-        if news:
-            self._told_skew_s = skew_s if wrong else 0.0
 
     def _outdated(self) -> str:
         """Return why a coordinator is left."""

@@ -37,12 +37,26 @@ def told(swarm: Swarm) -> dict[str, Any]:
     return json.loads(path.read_text()) if path else {}
 
 
-def loaded(swarm: Swarm) -> int | None:
-    return told(swarm).get("loaded_version")
+def is_waiting(status: dict[str, Any]) -> bool:
+    return status.get("state", "").startswith("waiting for the coordinator")
 
 
-def is_waiting(swarm: Swarm) -> bool:
-    return told(swarm)["state"].startswith("waiting for the coordinator")
+def stranded(swarm: Swarm) -> bool:
+    """Whether it has work that nobody takes, and says so; both from one file."""
+    status = told(swarm)
+    return status["pending"] >= 1 and is_waiting(status)
+
+
+def ready_alone(swarm: Swarm, pid: int) -> dict[str, Any]:
+    """What it says once it has a version and has missed the coordinator, which come in either order."""
+    status = told(swarm)
+    ready = status["pid"] == pid and status["loaded_version"] is not None and is_waiting(status)
+    return status if ready else {}
+
+
+def settled(status: dict[str, Any]) -> int:
+    """Trajectories that have left its outbox, the oldest first."""
+    return status["accepted"] + sum(status["rejected"].values())
 
 
 def counted(swarm: Swarm, name: str) -> int:
@@ -58,24 +72,26 @@ def test_work_outlives_an_outage_and_a_kill_and_a_node_that_starts_alone_hands_i
         with joining(swarm, invite, log="node-1") as node:
             node.wait_for("accepted work", lambda: told(swarm).get("accepted", 0) >= 4)
             coordinator.end(signal.SIGKILL)
-            node.wait_for("work that nobody takes", lambda: told(swarm)["pending"] >= 1 and is_waiting(swarm))
+            node.wait_for("work that nobody takes", lambda: stranded(swarm))
             assert node.end(signal.SIGKILL) == -signal.SIGKILL
     with joining(swarm, invite, log="node-2", ahead_s=ahead_s) as node:
         # Nobody is there: it gets ready, and says what it waits for.
-        node.wait_for("a version", lambda: told(swarm)["pid"] == node.process.pid and loaded(swarm) is not None)
-        kept = told(swarm)
-        assert kept["pending"] >= 1 and is_waiting(swarm), kept
+        kept = node.wait_for("a version", lambda: ready_alone(swarm, node.process.pid))
+        assert kept["pending"] >= 1, kept
         assert "waiting for the coordinator" in node.output()
         shown = call(NODE, "status", "--state-dir", swarm.folder / "node").out
         assert "waiting for the" in shown and "coordinator" in shown, "it lives, by whatever clock"
         with swarm.start("coordinator-2") as again:
             # Whether its work is still fresh or has become stale, it gets a verdict or is dropped by the node.
-            again.wait_for("the old work", lambda: told(swarm)["pending"] == 0)
+            # Not that nothing waits any more: on a busy machine it makes new work as fast as that is taken.
+            again.wait_for("the old work", lambda: settled(told(swarm)) >= settled(kept) + kept["pending"])
             again.wait_for("new work", lambda: told(swarm)["accepted"] > kept["accepted"])
             assert node.output().count("warning: this machine's clock is 10") == 1
             assert node.end(signal.SIGTERM) == 0
     assert "Traceback" not in node.output()
     after = told(swarm)
-    # What it left without an answer, the coordinator may have counted.
-    assert 0 <= counted(swarm, "accepted") - after["accepted"] <= after["pending"]
-    assert 0 <= counted(swarm, "late") - after["rejected"].get("late", 0) <= after["pending"]
+    # What it left without an answer, or dropped before there was one, the coordinator may have counted.
+    dropped = sum(count for reason, count in after["rejected"].items() if reason.startswith("node_"))
+    assert 0 <= counted(swarm, "accepted") - after["accepted"] <= after["pending"] + dropped
+    # Twice even, what the first coordinator refused and the second one was offered again.
+    assert counted(swarm, "late") >= after["rejected"].get("late", 0)
