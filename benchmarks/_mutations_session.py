@@ -320,7 +320,7 @@ async def open_session(folder: Path, open_host: OpenHost, *, peers: int, seed: i
         RpcServer(host, WORK_PROTOCOL, max_request_bytes=MAX_REQUEST_BYTES) as server,
     ):
         manifests = Published(run_manifest=b"run", head_manifest=None)
-        WorkService(state, published=lambda: manifests, status=lambda: {"name": "mutations"}).register(server)
+        WorkService(state, published=lambda: manifests).register(server)
         await state.updates.publish(0, [ARTIFACT])
         async with _open_peers(open_host, host, peers) as made:
             yield Session(state, clock, made, Random(seed))

@@ -104,7 +104,7 @@ async def over_streams(folder: Path, scale: Scale) -> dict[str, Any]:
         RpcServer(host, WORK_PROTOCOL, max_request_bytes=MAX_REQUEST_BYTES) as server,
     ):
         manifests = Published(run_manifest=b"", head_manifest=None)
-        WorkService(state, published=lambda: manifests, status=dict).register(server)
+        WorkService(state, published=lambda: manifests).register(server)
         await prepared(state, scale.total)
         return await _drive(state, host.addresses[0], scale)
 

@@ -109,7 +109,7 @@ class Coordinator:
     async def answer(self, op: str, request: dict[str, Any]) -> dict[str, Any]:
         """Handle a request of the control socket."""
         if op == "status":
-            return {"status": self.reporter.status().model_dump(mode="json")}
+            return {"status": (await self.reporter.status_in_slices()).model_dump(mode="json")}
         if op == "invite":
             if self.state.core.versions.published is None:
                 raise EchoError("version 0 is not published yet; try again in a moment")
@@ -194,7 +194,7 @@ def _work_service(coordinator: Coordinator, publishing: Publishing, run_manifest
         head = publishing.head
         return Published(run_manifest=run_manifest, head_manifest=head and head.raw, epoch=fence.raw)
 
-    status = Sparing(lambda: coordinator.reporter.status().model_dump(mode="json"))
+    status = Sparing(coordinator.reporter.making_plain)
     return WorkService(coordinator.state, published=published, status=status, hear_epoch=hear, seen_at=host.seen_at)
 
 

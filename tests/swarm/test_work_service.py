@@ -153,6 +153,10 @@ class Swarm:
         )
 
 
+async def told_status() -> dict[str, Any]:
+    return {"name": "test"}
+
+
 @asynccontextmanager
 async def running(folder: Path, **settings: Any) -> AsyncGenerator[Swarm]:
     values = {"group_size": 4, "groups_per_update": 2, "max_tokens": 8, "beat_s": 0.05, **settings}
@@ -165,7 +169,7 @@ async def running(folder: Path, **settings: Any) -> AsyncGenerator[Swarm]:
         AsyncExitStack() as stack,
     ):
         manifests = Published(run_manifest=b"run", head_manifest=None)
-        WorkService(state, published=lambda: manifests, status=lambda: {"name": "test"}).register(server)
+        WorkService(state, published=lambda: manifests, status=told_status).register(server)
         yield Swarm(state, clock, network, coordinator, stack)
 
 

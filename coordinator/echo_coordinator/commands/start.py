@@ -19,6 +19,7 @@ from echo_coordinator.commands.progress import progress_line
 from echo_coordinator.config import RunSettings, load_settings
 from echo_coordinator.coordinator import Coordinator, run_coordinator
 from echo_coordinator.ending import ending_noted
+from echo_coordinator.loops.sparing import Sparing
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.run_keys import load_run_key
 from echo_swarm.checkpoint.files import write_atomically
@@ -156,7 +157,7 @@ async def _note_status(coordinator: Coordinator) -> None:
     """Write the status down now and then, for `status` after a crash."""
     while True:
         await anyio.sleep(NOTE_EVERY_S)
-        status = coordinator.reporter.status().model_dump_json(indent=2).encode()
+        status = (await coordinator.reporter.status_in_slices()).model_dump_json(indent=2).encode()
         try:
             await anyio.to_thread.run_sync(write_atomically, coordinator.folder.last_status, status)
         except LocalFault as e:
@@ -176,16 +177,17 @@ async def _display(coordinator: Coordinator, console: Console, live: bool, ticke
     console.print(f"version {core.versions.published} is published. Volunteers join with:\n")
     print(f"  echo-node join --role inference {coordinator.invite}\n", flush=True)
     if live:
+        shown = Sparing(coordinator.reporter.making)
         with Live(console=console, refresh_per_second=2) as display:
             while True:
-                display.update(render_run_status(coordinator.reporter.status()))
+                display.update(render_run_status(await shown()))
                 await anyio.sleep(1.0)
-    shown = ""
+    before = ""
     while True:
-        line = progress_line(coordinator.reporter.status())
-        if line != shown:
+        line = progress_line(await coordinator.reporter.status_in_slices())
+        if line != before:
             print(line, flush=True)
-            shown = line
+            before = line
         await anyio.sleep(LINE_EVERY_S)
 
 

@@ -10,6 +10,7 @@ from echo_coordinator.state.batch import UpdateRecord
 from echo_coordinator.state.counters import DROPPED_GROUPS, TRANSFERS, WORK
 from echo_coordinator.state.probe_report import class_statuses
 from echo_coordinator.state.run_state import RunState
+from echo_coordinator.state.slices import Sliced, at_once, in_slices
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.status import ClassStatus, EvaluationStatus, RunStatus, UpdateStatus
 from echo_swarm.succession import RunKeys
@@ -65,11 +66,22 @@ class Reporter:
         self.recent = list(reversed(await self._state.updates.ledger(RECENT_UPDATES)))
 
     def status(self) -> RunStatus:
-        """Return the status of this moment."""
+        """Return the status of this moment. With thousands of peers it takes a quarter of a second: see `making`."""
+        return at_once(self.making())
+
+    async def status_in_slices(self) -> RunStatus:
+        """Return the status while other tasks run."""
+        status, _ = await in_slices(self.making())
+        return status
+
+    def making(self) -> Sliced[RunStatus]:
+        """Make the status, yielding where others may run."""
         state, core = self._state, self._state.core
+        transfers = yield from core.transfers.report(self._blobs.bytes_by_digest, core.clock.monotonic_s())
+        nodes = state.node_statuses(forget_s=FORGET_AFTER_S, most=LISTED_NODES)
+        yield
         now, wall = core.clock.monotonic_s(), core.clock.wall_s()
         head = self._publishing.head
-        nodes = state.node_statuses(forget_s=FORGET_AFTER_S, most=LISTED_NODES)
         evaluations = [e for e in state.evaluations.recorded() if e.accuracy is not None]
         return RunStatus(
             run_id=core.facts.run_id,
@@ -104,13 +116,19 @@ class Reporter:
             ],
             bytes_served_coordinator=self._blobs.bytes_served,
             bytes_served_peers=min(MAX_COUNT, sum(node.bytes_served for node in nodes)),
-            transfers=core.transfers.report(self._blobs.bytes_by_digest, now),
+            transfers=transfers,
             transfers_refused=core.counters.of(TRANSFERS),
             key_changes=0 if self.keys is None else len(self.keys.chain.links),
             key_changed_at=None if self.keys is None or self.keys.last is None else self.keys.last.made_at,
             failed_conversions=core.counters.get(WORK, "failed_conversions"),
             warnings=_shortened(self._warnings()),
         )
+
+    def making_plain(self) -> Sliced[dict[str, Any]]:
+        """Make the status of plain values, as `making` does."""
+        status = yield from self.making()
+        yield
+        return status.model_dump(mode="json")
 
     def _classes(self) -> list[ClassStatus]:
         metrics = cast("dict[str, Any]", self.recent[-1].metrics) if self.recent else {}

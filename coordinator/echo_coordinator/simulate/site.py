@@ -169,7 +169,7 @@ class Site:
             draws=self._draws,
             on_version=lambda version: evaluations.on_version(Trained(policy_version=version, last=False)),
         )
-        self._service = WorkService(state, published=lambda: _published(state), status=dict, new_id=self._new_id)
+        self._service = WorkService(state, published=lambda: _published(state), new_id=self._new_id)
         self.state = state
         for part in (
             feed_prompts(state, pool, lambda: None),

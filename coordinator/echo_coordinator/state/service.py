@@ -6,7 +6,7 @@ Errors a node gets beside the verdicts: `banned`, `unknown_run`, `identity_in_us
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ class WorkService:
         state: RunState,
         *,
         published: Callable[[], Published],
-        status: Callable[[], dict[str, Any]],
+        status: Callable[[], Awaitable[dict[str, Any]]] | None = None,
         new_id: Callable[[], bytes] = lambda: secrets.token_bytes(16),
         hear_epoch: Callable[[bytes | None], None] = lambda _raw: None,
         seen_at: Callable[[PeerId], str | None] = lambda _: None,
@@ -81,7 +81,7 @@ class WorkService:
         Args:
             state: the run.
             published: the manifests of this moment.
-            status: the map of `echo_swarm.status.RunStatus`, made of plain values.
+            status: makes the map of `echo_swarm.status.RunStatus`, of plain values; None for an empty one.
             new_id: makes lease ids, 16 bytes that nobody can guess.
             hear_epoch: told the highest epoch that a node knows, if it knows one; may raise PeerFault.
             seen_at: the address that a peer comes from, if it is known.
@@ -218,7 +218,7 @@ class WorkService:
     async def status(self, peer: PeerId, request: StatusRequest) -> StatusReply:
         """Tell the run's health to anybody who knows its id."""
         self._check_run(request.run_id)
-        return StatusReply(protocol=1, status=self._status())
+        return StatusReply(protocol=1, status={} if self._status is None else await self._status())
 
     def _check_run(self, run_id: str) -> None:
         if run_id != self._core.facts.run_id:

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from heapq import nsmallest
 from math import ceil
+from operator import add
 
+from echo_coordinator.state.slices import Sliced
 from echo_swarm.identity import PeerId
 from echo_swarm.manifest import ADAPTER_KINDS, BASE_VERSION, Artifact, ArtifactKind, CheckpointManifest
 from echo_swarm.status import FaultStatus, VersionTransfers
@@ -29,6 +31,8 @@ NAMES_PER_PEER = 16
 """Sources that one peer names, in its newest rows. With these three, memory stays below 100 MB whoever reports."""
 MAX_PEERS = 4096
 """As many as the roster has. Those heard last stay."""
+PEERS_AT_ONCE = 32
+"""Counted for a report before others may run: half a millisecond."""
 LISTED_FAULTS = 16
 """Of one version, those that most peers name. Bounds the status (docs/protocol.md: items of a frame)."""
 
@@ -128,20 +132,25 @@ class TransferTable:
             del self._said[gone]
         return refused
 
-    def report(self, served: Mapping[bytes, int], now_s: float) -> list[VersionTransfers]:
-        """Return a row a version, the newest first.
+    def report(self, served: Mapping[bytes, int], now_s: float) -> Sliced[list[VersionTransfers]]:
+        """Return a row a version, the newest first. Others may run where it yields: each row is as it was one moment.
 
         Args:
             served: bytes that the coordinator gave, by artifact, since it started.
             now_s: now.
 
         """
-        rows: dict[int, list[tuple[PeerId, _Row]]] = {version: [] for version in self._versions}
-        for peer, own in self._rows.items():
-            for (version, _), row in own.items():
-                if version in rows:
-                    rows[version].append((peer, row))
-        return [self._report(version, rows[version], served, now_s) for version in sorted(rows, reverse=True)]
+        tallies = {version: _Tally() for version in self._versions}
+        for number, own in enumerate(list(self._rows.values())):
+            if number % PEERS_AT_ONCE == PEERS_AT_ONCE - 1:
+                yield
+            _count(own, tallies)
+        found: list[VersionTransfers] = []
+        for version in sorted(tallies, reverse=True):
+            yield
+            if version in self._versions:
+                found.append(self._report(version, tallies[version], served, now_s))
+        return found
 
     def _keep(self, rows: OrderedDict[tuple[int, bytes], _Row], transfer: Transfer) -> RowRefused | None:
         entry = self._versions.get(transfer.policy_version)
@@ -170,14 +179,10 @@ class TransferTable:
         kind = entry.artifacts[transfer.digest].kind
         return kind in ADAPTER_KINDS if entry.is_base else kind is not ArtifactKind.DELTA
 
-    def _report(
-        self, version: int, rows: Sequence[tuple[PeerId, _Row]], served: Mapping[bytes, int], now_s: float
-    ) -> VersionTransfers:
+    def _report(self, version: int, tally: "_Tally", served: Mapping[bytes, int], now_s: float) -> VersionTransfers:
         entry = self._versions[version]
-        sums = [sum(column) for column in zip(*(row.counts for _, row in rows), strict=True)] or [0] * 6
-        coordinator, peers, mirrors, deltas, made, disk = sums
+        coordinator, peers, mirrors, deltas, made, disk = tally.counts
         timed = entry.published_s is not None
-        named = _named(rows)
         return VersionTransfers(
             policy_version=version,
             is_base=entry.is_base,
@@ -187,8 +192,8 @@ class TransferTable:
             had=len(entry.had),
             half_s=_time(entry, 0.5),
             all_s=_time(entry, 1.0),
-            told=len({peer for peer, _ in rows}),
-            whole=len({peer for peer, row in rows if row.whole}),
+            told=tally.told,
+            whole=tally.whole,
             bytes_coordinator=coordinator,
             bytes_peers=peers,
             bytes_mirrors=mirrors,
@@ -196,11 +201,42 @@ class TransferTable:
             bytes_made=made,
             bytes_disk=disk,
             bytes_served=sum(served.get(digest, 0) for digest in entry.artifacts) if timed else None,
-            slowest_s=max((row.seconds for _, row in rows), default=0.0),
-            failures=sum(row.failures for _, row in rows),
-            faults=_faults(named),
-            faults_left_out=max(0, len(named) - LISTED_FAULTS),
+            slowest_s=tally.slowest_s,
+            failures=tally.failures,
+            faults=_faults(tally.named),
+            faults_left_out=max(0, len(tally.named) - LISTED_FAULTS),
         )
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What all peers say of one version."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * 6)
+    slowest_s: float = 0.0
+    failures: int = 0
+    told: int = 0
+    whole: int = 0
+    named: Counter[tuple[str, FaultReason]] = field(default_factory=Counter[tuple[str, FaultReason]])
+    """By how many peers each source is named, whatever the number of files with which one names it."""
+
+
+def _count(own: Mapping[tuple[int, bytes], _Row], tallies: Mapping[int, _Tally]) -> None:
+    """Add one peer's rows to those of their versions."""
+    of_version: dict[int, list[_Row]] = {}
+    for (version, _), row in own.items():
+        of_version.setdefault(version, []).append(row)
+    for version, rows in of_version.items():
+        tally = tallies.get(version)
+        if tally is None:
+            continue
+        tally.told += 1
+        tally.whole += any(row.whole for row in rows)
+        for row in rows:
+            tally.counts = list(map(add, tally.counts, row.counts))
+            tally.slowest_s = max(tally.slowest_s, row.seconds)
+            tally.failures += row.failures
+        tally.named.update({fault for row in rows for fault in row.faults})
 
 
 def _row(transfer: Transfer, artifact: Artifact) -> _Row:
@@ -233,15 +269,6 @@ def _forget_names(rows: OrderedDict[tuple[int, bytes], _Row]) -> None:
         if len(row.faults) > left:
             rows[key] = replace(row, faults=row.faults[:left])
         left -= min(left, len(row.faults))
-
-
-def _named(rows: Sequence[tuple[PeerId, _Row]]) -> Counter[tuple[str, FaultReason]]:
-    """Return by how many peers each source is named, whatever the number of files with which one names it."""
-    by_peer: dict[PeerId, set[tuple[str, FaultReason]]] = {}
-    for peer, row in rows:
-        if row.faults:
-            by_peer.setdefault(peer, set()).update(row.faults)
-    return Counter(fault for faults in by_peer.values() for fault in faults)
 
 
 def _faults(named: Counter[tuple[str, FaultReason]]) -> list[FaultStatus]:

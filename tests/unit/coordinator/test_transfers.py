@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from echo_coordinator.state.slices import at_once
 from echo_coordinator.state.transfers import KEPT_VERSIONS, MAX_PEERS, ROWS_PER_PEER, RowRefused, TransferTable
 from echo_swarm.identity import PeerId
 from echo_swarm.manifest import Artifact, ArtifactKind, CheckpointManifest
@@ -66,7 +67,7 @@ def row(version: int = 1, *, place: int = 0, peers: int = 0, coordinator: int = 
 
 
 def shown(transfers: TransferTable, version: int = 1, served: dict[bytes, int] | None = None) -> VersionTransfers:
-    return next(entry for entry in transfers.report(served or {}, 200.0) if entry.policy_version == version)
+    return next(entry for entry in at_once(transfers.report(served or {}, 200.0)) if entry.policy_version == version)
 
 
 def fault(source: str, reason: FaultReason = FaultReason.WRONG_BYTES) -> SourceFault:
@@ -196,7 +197,9 @@ def test_memory_is_bounded_in_versions_rows_and_peers():
     for version in range(40):
         transfers.published(manifest(version), 100.0)
         transfers.take(ANN, [row(version, peers=1)], 101.0)
-    assert [entry.policy_version for entry in transfers.report({}, 200.0)] == list(range(39, 39 - KEPT_VERSIONS, -1))
+    assert [entry.policy_version for entry in at_once(transfers.report({}, 200.0))] == list(
+        range(39, 39 - KEPT_VERSIONS, -1)
+    )
     assert transfers.take(ANN, [row(3, peers=10 * SIZE)], 102.0) == []  # no longer listed
     for number in range(MAX_PEERS + 10):
         transfers.take(PeerId(str(number)), [row(39, peers=1)], 103.0)
@@ -205,7 +208,7 @@ def test_memory_is_bounded_in_versions_rows_and_peers():
     for version in range(2 * ROWS_PER_PEER):
         many.published(manifest(version, *[ArtifactKind.SAFETENSORS] * 3), 100.0)
         many.take(ANN, [row(version, place=place, peers=1) for place in range(3)], 101.0)
-    assert sum(entry.bytes_peers for entry in many.report({}, 200.0)) == ROWS_PER_PEER
+    assert sum(entry.bytes_peers for entry in at_once(many.report({}, 200.0))) == ROWS_PER_PEER
 
 
 def test_the_base_of_adapters_stays_listed():
@@ -214,4 +217,25 @@ def test_the_base_of_adapters_stays_listed():
     for version in range(1, 40):
         transfers.published(manifest(version, ArtifactKind.LORA), 100.0)
     transfers.take(ANN, [row(0, place=1, peers=1000)], 101.0)
-    assert shown(transfers, 0).bytes_peers == 1000 and len(transfers.report({}, 200.0)) == KEPT_VERSIONS + 1
+    assert shown(transfers, 0).bytes_peers == 1000 and len(at_once(transfers.report({}, 200.0))) == KEPT_VERSIONS + 1
+
+
+def test_a_report_leaves_room_for_others_and_what_happens_then_neither_breaks_it_nor_is_counted_twice():
+    transfers = table(*range(1, KEPT_VERSIONS + 1))
+    for number in range(100):
+        transfers.take(PeerId(f"peer {number}"), [row(1, peers=SIZE), row(2, peers=SIZE)], 101.0)
+    work, yields = transfers.report({}, 200.0), 0
+    while True:
+        try:
+            next(work)
+        except StopIteration as e:
+            found = {entry.policy_version: entry for entry in e.value}
+            break
+        yields += 1
+        transfers.take(PeerId(f"newcomer {yields}"), [row(1), row(2)], 102.0)
+        transfers.take(PeerId("peer 0"), [row(2, peers=SIZE, failures=yields)], 102.0)
+        if yields == 10:
+            transfers.published(manifest(KEPT_VERSIONS + 1), 103.0)
+    assert yields >= KEPT_VERSIONS
+    assert set(found) == set(range(2, KEPT_VERSIONS + 1)), "version 1 was let go meanwhile"
+    assert (found[2].told, found[2].bytes_peers) == (100, 100 * SIZE)
