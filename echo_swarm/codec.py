@@ -67,7 +67,8 @@ def decode(data: bytes | memoryview, limits: Limits, *, canonical: bool = True) 
     """
     if len(data) > limits.max_bytes:
         raise MalformedMessage(f"message of {len(data)} bytes, limit {limits.max_bytes}")
-    data = bytes(data)
+    if canonical:
+        data = bytes(data)
     _check_structure(data, limits)
     try:
         value: Any = _msgpack.unpackb(
@@ -168,7 +169,7 @@ _NESTED_WIDTHS = {0xDC: (1, 2), 0xDD: (1, 4), 0xDE: (2, 2), 0xDF: (2, 4)}
 """First byte of a list or a map: items for each entry, width of the count that follows."""
 
 
-def _check_structure(data: bytes, limits: Limits) -> None:
+def _check_structure(data: bytes | memoryview, limits: Limits) -> None:
     """Walk over the headers of `data`, building nothing.
 
     The unpacker makes room for as many items as a header promises and goes 1024 levels deep: 64 KiB of headers
@@ -204,7 +205,7 @@ def _check_structure(data: bytes, limits: Limits) -> None:
         raise MalformedMessage(f"not a msgpack message: {end} bytes, expected {position}")
 
 
-def _nested(data: bytes, position: int) -> tuple[int, int]:
+def _nested(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """Return the number of items of the list or map at `position`, and where they start."""
     first = data[position]
     if 0x90 <= first <= 0x9F:

@@ -9,7 +9,7 @@ Facts every implementation and every user of it must respect:
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from anyio.abc import ByteStream
 
@@ -17,6 +17,21 @@ from echo_swarm.identity import PeerId
 
 Handler = Callable[[ByteStream, PeerId], Awaitable[None]]
 """Serves one incoming stream. The host closes the stream when it returns and logs what it raises."""
+
+Room = Callable[[], memoryview]
+"""Gives a buffer that is not empty, of which the beginning may be filled."""
+
+
+@runtime_checkable
+class ReceivesInto(Protocol):
+    """A stream that can spare its reader a copy."""
+
+    async def receive_into(self, room: Room) -> int:
+        """Ask for a buffer once something has arrived, put that there, and return how many bytes it was.
+
+        Raises what `ByteReceiveStream.receive` raises. The buffer may change once this has returned.
+        """
+        ...
 
 
 class Host(Protocol):

@@ -19,18 +19,20 @@ import json
 import logging
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import multiaddr
 import psutil
 from anyio.abc import TaskGroup
+from google.protobuf.message import DecodeError
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings import p2pclient
-from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
@@ -42,12 +44,15 @@ from echo_swarm.transport.hivemind_stream import HivemindStream
 logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
-READ_BUFFER_BYTES = 1 << 19
 _FOLDER_PREFIX = "echo-swarm-p2pd-"
 _STOP_S = 3.0
 """p2pd ends at once when asked to; after this long it is killed."""
 _HANDSHAKE_S = 10.0
 """For p2pd, on this machine, to say whose stream it hands us."""
+_MAX_MESSAGE_BYTES = 1 << 20
+"""What p2pd says at once."""
+_ACCEPT_PAUSE_S = 0.2
+"""Until the next try when this process can open no more files."""
 
 _MAX_SEEN = 8192
 """Peers whose addresses are remembered; identities cost nothing."""
@@ -73,7 +78,7 @@ class Daemon(P2P):
         self._client_listen_maddr = Multiaddr(f"/unix{folder / 'c.sock'}")
         self._seen: dict[PeerId, bytes] = {}
         """Encoded addresses that peers' newest streams came from."""
-        self._server: asyncio.Server | None = None
+        self._accepting = False
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -120,8 +125,6 @@ class Daemon(P2P):
     async def stop(self) -> None:
         """End p2pd within a few seconds."""
         self._stopping = True
-        if self._server is not None:
-            self._server.close()
         self._terminate()
         if self._process is None:
             return
@@ -135,10 +138,13 @@ class Daemon(P2P):
 
     async def handle_streams(self, protocol: str, handler: Callable[[HivemindStream, PeerId], Awaitable[None]]) -> None:
         """Call `handler` in the owner's task group for each incoming stream of `protocol`."""
-        if self._server is None:
-            self._server = await asyncio.start_unix_server(
-                self._accept, path=self._client_listen_maddr["unix"], backlog=BACKLOG, limit=READ_BUFFER_BYTES
-            )
+        if not self._accepting:
+            self._accepting = True
+            server = socket.socket(socket.AF_UNIX)
+            server.setblocking(False)
+            server.bind(self._client_listen_maddr["unix"])
+            server.listen(BACKLOG)
+            self._tasks.start_soon(self._accept, server)
         self._handlers[protocol] = handler
         request = p2pd_pb2.StreamHandlerRequest(
             addr=self._client_listen_maddr.to_bytes(), proto=[protocol], balanced=False
@@ -178,20 +184,21 @@ class Daemon(P2P):
 
     async def _exchange(self, request: Any) -> tuple[Any, HivemindStream]:
         """Send p2pd a request over a connection of its own; return its answer and the connection."""
-        reader, writer = await asyncio.open_unix_connection(self._socket_path, limit=READ_BUFFER_BYTES)
+        stream = await HivemindStream.connect(self._socket_path)
         response = p2pd_pb2.Response()
         try:
-            await write_pbmsg(writer, request)
-            await read_pbmsg_safe(reader, response)
+            message = request.SerializeToString()
+            await stream.send(_varint(len(message)) + message)
+            await _read_message(stream, response)
             if response.type == p2pd_pb2.Response.ERROR:
                 raise PeerUnreachable(str(response.error.msg))
         except BaseException as e:
             # Cancellation included: nobody else knows this connection.
-            writer.transport.abort()
-            if isinstance(e, asyncio.IncompleteReadError):
+            stream.abort()
+            if isinstance(e, (anyio.EndOfStream, anyio.BrokenResourceError)):
                 raise ConnectionResetError("the libp2p helper closed its connection") from e
             raise
-        return response, HivemindStream(reader, writer)
+        return response, stream
 
     def seen_at(self, peer: PeerId) -> str | None:
         """Return the address that a peer's newest stream came from."""
@@ -207,28 +214,31 @@ class Daemon(P2P):
         if len(self._seen) > _MAX_SEEN:
             del self._seen[next(iter(self._seen))]
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # No coroutine function: asyncio would run it in a task that nobody owns.
-        self._tasks.start_soon(self._run_handler, reader, writer)
+    async def _accept(self, server: socket.socket) -> None:
+        """Take what p2pd hands us, for ever."""
+        with server:
+            while True:
+                await asyncio.sleep(0)  # Others get their turn in a burst.
+                try:
+                    connection, _ = await asyncio.get_running_loop().sock_accept(server)
+                except OSError as e:
+                    logger.warning("an incoming stream cannot be taken (%s); it waits", e)
+                    await asyncio.sleep(_ACCEPT_PAUSE_S)
+                    continue
+                self._tasks.start_soon(self._run_handler, HivemindStream(connection))
 
-    async def _run_handler(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _run_handler(self, stream: HivemindStream) -> None:
         info = p2pd_pb2.StreamInfo()
-        stream = HivemindStream(reader, writer)
-        clean = False
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
-                await read_pbmsg_safe(reader, info)
+                await _read_message(stream, info)
             handler, peer = self._handlers[info.proto], PeerId(PeerID(info.peer).to_base58())
             self._note_address(peer, bytes(info.addr))
             await handler(stream, peer)
-            clean = True
-        except (OSError, EOFError, TimeoutError, KeyError) as e:
+        except (anyio.EndOfStream, anyio.BrokenResourceError, OSError, ValueError, KeyError) as e:
             logger.debug("an incoming stream was lost before it began: %r", e)
         finally:
-            if clean:
-                await stream.aclose()
-            else:
-                stream.abort()
+            stream.abort()
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Read what p2pd prints until it ends."""
@@ -285,6 +295,34 @@ def helper_path() -> Path:
     import hivemind.hivemind_cli as folder
 
     return Path(next(iter(folder.__path__))) / "p2pd"
+
+
+def _varint(number: int) -> bytes:
+    """Return the length that goes before each message of p2pd's protocol, as protobuf encodes it."""
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*encoded, number))
+
+
+async def _read_message(stream: HivemindStream, message: Any) -> None:
+    """Read one message of p2pd's protocol, and not a byte more. Raises ValueError for none."""
+    length = shift = 0
+    more = True
+    while more:
+        (byte,) = await stream.receive(1)
+        length |= (byte & 0x7F) << shift
+        shift, more = shift + 7, byte >= 0x80
+        if length > _MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {length} bytes")
+    body = bytearray()
+    while len(body) < length:
+        body += await stream.receive(length - len(body))
+    try:
+        message.ParseFromString(bytes(body))
+    except DecodeError as e:
+        raise ValueError(f"no message of p2pd's: {e}") from e
 
 
 def _readable(line: str) -> str:

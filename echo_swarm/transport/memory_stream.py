@@ -193,7 +193,7 @@ class CallDuplicator(ByteStream):
             await self._stream.send(struct.pack("<I", length) + body)
             frame = decode_frame(body, Limits(max_bytes=length))
             if frame.kind is Kind.CALL and self._draw.random() < self._share:
-                copy = encode_frame(Kind.CALL, next(self._ids), frame.subject, frame.payload)
+                copy = b"".join(encode_frame(Kind.CALL, next(self._ids), frame.subject, frame.payload))
                 await self._stream.send(struct.pack("<I", len(copy)) + copy)
 
     async def receive(self, max_bytes: int = 65536) -> bytes:

@@ -19,7 +19,7 @@ from echo_swarm.codec import Limits
 from echo_swarm.errors import EchoError, MalformedMessage, PeerUnreachable, RemoteError, Unanswered
 from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
-from echo_swarm.transport.frames import Frame, Kind, encode_frame
+from echo_swarm.transport.frames import Body, Frame, Kind, body_bytes, encode_frame
 from echo_swarm.transport.link import Link, frame_overdue
 from echo_swarm.wire import clean
 
@@ -71,12 +71,12 @@ class RpcClient:
         self._protocol = protocol
         self._limits = Limits(max_bytes=max_reply_bytes + FRAME_OVERHEAD_BYTES, max_depth=16)
         self._max_frame_bytes = max_request_bytes + FRAME_OVERHEAD_BYTES
-        self._slots = anyio.Semaphore(max_outstanding)
+        self._slots = anyio.Semaphore(max_outstanding, fast_acquire=True)
         self._ping_every_s = ping_every_s
         self._silent_after_s = silent_after_s
         self._frame_timeout_s = frame_timeout_s
         self._ids = itertools.count(1)
-        self._opening = anyio.Lock()
+        self._opening = anyio.Lock(fast_acquire=True)
         self._connection: _Connection | None = None
         self._tasks: TaskGroup | None = None
         self._bytes_before = (0, 0)
@@ -99,7 +99,7 @@ class RpcClient:
     @property
     def connected(self) -> bool:
         """Whether a stream is open, as far as we know."""
-        return self._connection is not None and self._connection.link.alive
+        return self._living is not None
 
     @property
     def bytes_in(self) -> int:
@@ -123,22 +123,26 @@ class RpcClient:
         """
         call_id = next(self._ids)
         body = encode_frame(Kind.CALL, call_id, method, payload)
-        if len(body) > self._max_frame_bytes:
-            raise MalformedMessage(f"request {method} of {len(body)} bytes, limit {self._max_frame_bytes}")
+        if (size := body_bytes(body)) > self._max_frame_bytes:
+            raise MalformedMessage(f"request {method} of {size} bytes, limit {self._max_frame_bytes}")
         kind: type[PeerUnreachable] = PeerUnreachable
         try:
             with anyio.fail_after(timeout_s):
                 async with self._slots:
-                    connection = await self._connected(timeout_s)
+                    connection = self._living or await self._connected(timeout_s)
                     kind = Unanswered
                     return await connection.ask(call_id, body)
         except TimeoutError as e:
             raise kind(f"{self.peer} gave no answer to {method!r} within {timeout_s:g} s") from e
 
+    @property
+    def _living(self) -> "_Connection | None":
+        return self._connection if self._connection is not None and self._connection.link.alive else None
+
     async def _connected(self, timeout_s: float) -> "_Connection":
         async with self._opening:
-            if self._connection is not None and self._connection.link.alive:
-                return self._connection
+            if living := self._living:
+                return living
             stream = await self._host.open_stream(self.peer, self._protocol, timeout_s=timeout_s)
             if self._tasks is None:
                 with anyio.CancelScope(shield=True):
@@ -183,7 +187,7 @@ class _Connection:
                 waiting.error = kind(f"lost the stream to {self._peer}: {self.link.end_reason}")
                 waiting.done.set()
 
-    async def ask(self, call_id: int, body: bytes) -> dict[str, Any]:
+    async def ask(self, call_id: int, body: Body) -> dict[str, Any]:
         """Send one call and wait for its answer. May be cancelled at any time."""
         if not self.link.alive:
             raise PeerUnreachable(f"lost the stream to {self._peer}: {self.link.end_reason}")

@@ -33,7 +33,7 @@ from echo_swarm.errors import (
 )
 from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
-from echo_swarm.transport.frames import Frame, Kind, encode_frame
+from echo_swarm.transport.frames import Body, Frame, Kind, body_bytes, encode_frame
 from echo_swarm.transport.link import Link, frame_overdue
 from echo_swarm.transport.rpc_client import FRAME_OVERHEAD_BYTES
 from echo_swarm.transport.traffic import Share, TrafficLedger
@@ -187,7 +187,7 @@ class RpcServer:
         """Whether a call of a method counts as use of its stream."""
         return method in self._methods and method not in self._waiting
 
-    async def answer(self, peer: PeerId, frame: Frame) -> bytes:
+    async def answer(self, peer: PeerId, frame: Frame) -> Body:
         """Carry out one call and return the frame that answers it."""
         handler = self._methods.get(frame.subject)
         if handler is None:
@@ -202,8 +202,8 @@ class RpcServer:
         except Exception:
             logger.exception("%s of %s failed", frame.subject, peer)
             return _error(frame.call_id, "internal", "internal error")
-        if len(body) > self._max_reply_bytes:
-            logger.error("%s answered %d bytes, limit %d", frame.subject, len(body), self._max_reply_bytes)
+        if body_bytes(body) > self._max_reply_bytes:
+            logger.error("%s answered %d bytes, limit %d", frame.subject, body_bytes(body), self._max_reply_bytes)
             return _error(frame.call_id, "internal", "internal error")
         return body
 
@@ -282,7 +282,7 @@ class _Session:
 
     async def _handle(self, frame: Frame, size: int) -> None:
         body = await self._server.answer(self._peer, frame)
-        self._server.count(self._peer, frame.subject, size, len(body))
+        self._server.count(self._peer, frame.subject, size, body_bytes(body))
 
         def written() -> None:
             self._calls -= 1
@@ -322,5 +322,5 @@ def error_code(error: EchoError) -> str:
     return next((code for kind, code in codes if isinstance(error, kind)), "refused")
 
 
-def _error(call_id: int, code: str, message: str) -> bytes:
+def _error(call_id: int, code: str, message: str) -> Body:
     return encode_frame(Kind.ERROR, call_id, code, {"message": message[:1000]})

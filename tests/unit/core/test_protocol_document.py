@@ -204,7 +204,7 @@ def expected_vectors() -> dict[str, str]:
     verify(signer.public_key, signed, fields["sig"])
     address = f"/ip4/203.0.113.7/tcp/31337/p2p/{signer.peer_id}"
     joined = invite.Invite(run=head.run_id, key=signer.public_key, boot=(address,))
-    frame = encode_frame(Kind.CALL, 1, "status", StatusRequest(run_id=head.run_id).to_wire())
+    frame = b"".join(encode_frame(Kind.CALL, 1, "status", StatusRequest(run_id=head.run_id).to_wire()))
     ids = codec.pack_u32([1, 258, 4_294_967_295])
     return {
         "value": codec.encode(value).hex(),

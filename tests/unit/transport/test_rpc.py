@@ -134,7 +134,10 @@ class _Loose(Message):
 
 
 async def test_a_cancelled_or_late_call_does_not_disturb_the_stream() -> None:
-    async with two_hosts() as (_, a, b), make_server(a, max_in_flight_per_peer=512) as server:
+    async with (
+        two_hosts() as (_, a, b),
+        make_server(a, max_in_flight_per_peer=512, max_bytes_in_flight_per_peer=1 << 24) as server,
+    ):
 
         async def never(peer: PeerId, payload: dict[str, Any]) -> dict[str, Any]:
             await anyio.sleep_forever()
@@ -284,7 +287,7 @@ async def test_a_broken_frame_ends_its_stream_with_a_reason_and_hurts_nobody_els
 
 async def test_a_frame_that_drips_in_too_slowly_ends_its_stream() -> None:
     async with two_hosts() as (_, a, b), make_server(a, frame_timeout_s=0.2), raw_stream(b, a) as stream:
-        body = encode_frame(Kind.CALL, 1, "echo", {"data": b"x" * 100})
+        body = b"".join(encode_frame(Kind.CALL, 1, "echo", {"data": b"x" * 100}))
         with pytest.raises((anyio.BrokenResourceError, anyio.EndOfStream)):
             for byte in struct.pack("<I", len(body)) + body:
                 await stream.send(bytes([byte]))
@@ -314,7 +317,7 @@ async def test_an_idle_client_keeps_its_stream_by_pinging() -> None:
 async def test_a_peer_that_does_not_read_its_answers_is_dropped() -> None:
     async with two_hosts() as (_, a, b), make_server(a, frame_timeout_s=0.2) as server:
         async with raw_stream(b, a) as stream:
-            body = encode_frame(Kind.CALL, 1, "echo", {"data": b"x" * 50_000})
+            body = b"".join(encode_frame(Kind.CALL, 1, "echo", {"data": b"x" * 50_000}))
             with pytest.raises(anyio.BrokenResourceError):
                 while True:
                     await stream.send(struct.pack("<I", len(body)) + body)
@@ -324,10 +327,10 @@ async def test_a_peer_that_does_not_read_its_answers_is_dropped() -> None:
 
 async def test_a_flood_of_pings_is_answered_without_piling_up_answers() -> None:
     async with two_hosts() as (_, a, b), make_server(a, frame_timeout_s=0.3), raw_stream(b, a) as stream:
-        body = encode_frame(Kind.PING, 7, "", {})
+        body = b"".join(encode_frame(Kind.PING, 7, "", {}))
         await stream.send((struct.pack("<I", len(body)) + body) * 5000)
         answer = await BufferedByteReceiveStream(stream).receive_exactly(4)
-        assert answer == struct.pack("<I", len(encode_frame(Kind.PONG, 7, "", {})))
+        assert answer == struct.pack("<I", len(b"".join(encode_frame(Kind.PONG, 7, "", {}))))
 
 
 async def test_a_peer_gets_only_its_number_of_streams() -> None:
