@@ -93,7 +93,7 @@ def _watch_pieces(phases: Phases) -> None:
         phases.say("opened", digest=artifact.digest.hex(), done=partial.done_bytes, version=version)
         return partial
 
-    def told_write(self: PartialArtifact, index: int, data: bytes) -> bool:
+    def told_write(self: PartialArtifact, index: int, data: bytes) -> int:
         fresh = write(self, index, data)
         if fresh:
             phases.say("verified", digest=self.artifact.digest.hex(), done=self.done_bytes)

@@ -17,6 +17,8 @@ BASE_VERSION = 0
 """The version that carries the model to which a run's adapters apply, in every format there is."""
 MIN_PIECE_BYTES = 1 << 16
 MAX_PIECE_BYTES = 4 << 20
+MAX_RUN_PIECES = 16
+MAX_RUN_BYTES = 1 << 20
 PIECE_DIGEST_BYTES = 32
 
 
@@ -108,6 +110,16 @@ class Artifact(Message):
         """Return the length in bytes of piece `index`. Raises IndexError."""
         self._check_index(index)
         return min(self.piece_bytes, self.size_bytes - index * self.piece_bytes)
+
+    def run_length(self, index: int, count: int) -> int:
+        """Return the length in bytes of piece `index` and the `count - 1` after it, as far as there are so many."""
+        self._check_index(index)
+        return min(self.piece_bytes * count, self.size_bytes - index * self.piece_bytes)
+
+    @property
+    def run_pieces(self) -> int:
+        """How many pieces that lie side by side may be asked for, read and written at once."""
+        return max(1, min(MAX_RUN_PIECES, MAX_RUN_BYTES // self.piece_bytes))
 
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.piece_count:

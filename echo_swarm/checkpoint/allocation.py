@@ -104,7 +104,7 @@ class Allocation:
             self._artifacts.popitem(last=False)
         artifact.expire(now_s)
         alone = not artifact.by_peer.keys() - {peer}
-        left, chosen = int.from_bytes(wanted.pack(), "little"), list[int]()
+        left, chosen = wanted.bits, list[int]()
         for level in (*artifact.levels, -1):
             best = left if level == -1 else left & ~level
             while best and len(chosen) < count:

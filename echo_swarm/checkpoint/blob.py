@@ -5,7 +5,7 @@
     manifest  ManifestRequest  → EnvelopeReply   a CheckpointManifest's envelope; the newest one without a version
     have      HaveRequest      → HaveReply       which pieces of an artifact this peer has, and who else wants them
     offer     OfferRequest     → OfferReply      which of the pieces wanted to ask the coordinator for
-    piece     PieceRequest     → PieceReply      one of them
+    piece     PieceRequest     → PieceReply      one of them, or some that lie side by side
 
 Answers that are no messages: error codes `unknown_run`, `not_found` (nothing of it here, or not that piece), `busy`
 (all upload places taken; ask again later). Everybody may ask anything: manifests are public to whoever knows the run
@@ -19,7 +19,7 @@ from pydantic import Field
 from echo_swarm.checkpoint.pieces import MAX_PACKED_BYTES
 from echo_swarm.envelope import OVERHEAD_BYTES
 from echo_swarm.identity import PeerId
-from echo_swarm.manifest import MANIFEST_LIMITS, MAX_PIECE_BYTES
+from echo_swarm.manifest import MANIFEST_LIMITS, MAX_PIECE_BYTES, MAX_RUN_BYTES, MAX_RUN_PIECES
 from echo_swarm.succession import KeyChain
 from echo_swarm.transport.base import Host
 from echo_swarm.transport.rpc import RpcClient, call_message
@@ -38,7 +38,7 @@ MAX_OFFERED = 64
 MAX_REPLY_BYTES = MANIFEST_LIMITS.max_bytes + OVERHEAD_BYTES + 1024
 """The largest answer: a manifest, or a piece of MAX_PIECE_BYTES."""
 
-assert MAX_PIECE_BYTES + 1024 <= MAX_REPLY_BYTES
+assert MAX_RUN_BYTES <= MAX_PIECE_BYTES <= MAX_REPLY_BYTES - 1024
 
 
 class RunRequest(Message):
@@ -103,15 +103,17 @@ class OfferReply(Message):
 
 
 class PieceRequest(Message):
-    """Ask for one piece."""
+    """Ask for a piece, and for those that follow it: on a fast line the asking costs more than the bytes."""
 
     digest: Digest
     """Of the whole artifact."""
     index: U32
+    """Of the first."""
+    count: Annotated[int, Field(ge=1, le=MAX_RUN_PIECES)]
 
 
 class PieceReply(Message):
-    """The content of a piece; verify it."""
+    """The content of the first of the pieces asked for, or of as many as are there and fit; verify them."""
 
     data: Annotated[bytes, Field(max_length=MAX_PIECE_BYTES)]
 
@@ -181,9 +183,9 @@ class BlobClient:
         request = OfferRequest(digest=digest, pieces=wanted, count=count)
         return (await call_message(self._rpc, "offer", request, OfferReply, timeout_s=timeout_s)).indexes
 
-    async def piece(self, digest: bytes, index: int, *, timeout_s: float) -> bytes:
-        """Return what the peer says is that piece."""
-        request = PieceRequest(digest=digest, index=index)
+    async def piece(self, digest: bytes, index: int, *, count: int = 1, timeout_s: float) -> bytes:
+        """Return what the peer says is that piece, or the first of `count` pieces that lie side by side."""
+        request = PieceRequest(digest=digest, index=index, count=count)
         return (await call_message(self._rpc, "piece", request, PieceReply, timeout_s=timeout_s)).data
 
 

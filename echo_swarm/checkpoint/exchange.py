@@ -2,7 +2,7 @@
 
     first have ─┬─ refresh: what it has now, whom it knows of
                 ├─ ask for a piece (PiecePlan, or the coordinator, says which) ──► verify, write
-                │  or, of a mirror, for a run of pieces that lie side by side
+                │  or, of a mirror or a fast peer, for a run of pieces that lie side by side
                 └─ … up to the source's window at a time
 
 A mirror has no news and names nobody.
@@ -32,6 +32,10 @@ _IDLE_S = 0.25
 """A source that has nothing for us is looked at again after this time, or when a piece arrives."""
 _BEGINNINGS = 5
 """Times that a source may have nothing yet when it is asked first."""
+_RUN_S = 0.01
+"""What a peer gives in this time is asked for in one request: on a fast line, several pieces."""
+_RUNS = 32
+"""At least so many requests make up an artifact: those who start together are to get different pieces."""
 _BURST_S = 0.5
 """With a limit on bytes a second, what is asked for in one request takes no longer than this, or is one piece."""
 _MAX_STRIKES = 3
@@ -126,21 +130,30 @@ class Exchange:
         """Return the pieces to ask of the source in one request now, and count their bytes."""
         if self._pause_s() > 0:
             return ()
-        limit, peer, plan = self._at_once, self._talk.peer, self._common.plan
+        limit, peer, plan, talk = self._at_once, self._talk.peer, self._common.plan, self._talk
         if plan.is_full(peer) or (limit > 1 and not plan.room_for_run(peer, limit)):
             return ()
         now_s = anyio.current_time()
         first = self._next(now_s, tasks)
-        run = () if first is None else plan.extend(peer, first, limit, now_s)
+        among = talk.offered if talk.offers else None
+        run = () if first is None else plan.extend(peer, first, limit, now_s, among=among)
+        if talk.offers and len(run) > 1:
+            talk.offered = [index for index in talk.offered if index not in run]
         self._common.rate.charge(self._bytes_of(run))
         return run
 
     @property
     def _at_once(self) -> int:
-        client, piece_s = self._talk.client, self._common.rate.duration_s(self._artifact.piece_bytes)
-        if not isinstance(client, MirrorClient):
-            return 1
-        return client.at_once if piece_s == 0 else max(1, min(client.at_once, int(_BURST_S / piece_s)))
+        talk, plan, piece_s = self._talk, self._common.plan, self._common.rate.duration_s(self._artifact.piece_bytes)
+        if isinstance(talk.client, MirrorClient):
+            limit = talk.client.at_once
+        else:
+            most = min(self._artifact.run_pieces, self._artifact.piece_count // _RUNS)
+            limit = max(1, min(most, int(_RUN_S * plan.pieces_per_s(talk.peer))))
+            if limit > 1:
+                # One request waits there while another is on its way.
+                plan.widen(talk.peer, max(self._common.settings.window, 4 * limit))
+        return limit if piece_s == 0 else max(1, min(limit, int(_BURST_S / piece_s)))
 
     def _bytes_of(self, run: Sequence[int]) -> int:
         return sum(self._artifact.piece_length(index) for index in run)
@@ -150,7 +163,7 @@ class Exchange:
         talk, plan = self._talk, self._common.plan
         if not talk.offers:
             return plan.take(talk.peer, now_s)
-        if not talk.choosing and 2 * len(talk.offered) <= plan.window(talk.peer):
+        if not talk.choosing and 2 * len(talk.offered) <= plan.ahead(talk.peer):
             # While some are left, so that no time passes between them and the next ones.
             talk.choosing = True
             tasks.start_soon(self._ask_offer)
@@ -233,7 +246,7 @@ class Exchange:
     async def _fetch(self, run: Sequence[int]) -> None:
         talk, digest, settings = self._talk, self._artifact.digest, self._common.settings
         # With a full window each request waits for the others of the same peer.
-        slowest_s = settings.window * self._artifact.piece_length(run[0]) / settings.min_bytes_per_s
+        slowest_s = settings.window * self._bytes_of(run) / settings.min_bytes_per_s
         timeout_s = settings.answer_timeout_s + slowest_s
         owed_bytes = self._bytes_of(run)
 
@@ -242,8 +255,8 @@ class Exchange:
             owed_bytes -= len(data)
             await self._take(index, data)
             talk.heard()
-            self._settle([index])
-            if len(run) > 1:
+            if isinstance(talk.client, MirrorClient):
+                self._settle([index])
                 self._common.wake(talk.peer)
             if self._common.partial.have.complete:
                 self._common.end(None)
@@ -252,25 +265,29 @@ class Exchange:
             if isinstance(talk.client, MirrorClient):
                 await talk.answer(talk.client.pieces(digest, run, take, timeout_s=timeout_s))
             else:
-                await take(run[0], await talk.answer(talk.client.piece(digest, run[0], timeout_s=timeout_s)))
+                ask = talk.client.piece(digest, run[0], count=len(run), timeout_s=timeout_s)
+                data = await talk.answer(ask)
+                if len(data) > owed_bytes:
+                    raise MalformedMessage(f"gave {len(data)} bytes instead of {owed_bytes}")
+                await take(run[0], data)
         finally:
             self._common.rate.refund(owed_bytes)  # Did not come: others may ask for as much.
 
     async def _take(self, index: int, data: bytes) -> None:
-        """Verify and write a piece that came."""
+        """Verify and write what came."""
         talk, report = self._talk, self._common.report
         try:
             fresh = await anyio.to_thread.run_sync(self._common.partial.write, index, data)
         except MalformedMessage:
             report.wasted_bytes += len(data)
             raise
+        report.wasted_bytes += len(data) - fresh
         if not fresh:
-            report.wasted_bytes += len(data)
             return
-        report.bytes_by_source[talk.peer] = report.bytes_by_source.get(talk.peer, 0) + len(data)
+        report.bytes_by_source[talk.peer] = report.bytes_by_source.get(talk.peer, 0) + fresh
         self._common.book.delivered(talk.peer, anyio.current_time())
         talk.busy = 0
-        self._common.on_piece(talk.peer, len(data))
+        self._common.on_piece(talk.peer, fresh)
 
     async def _refused(self, index: int, error: RemoteError) -> None:
         """Decide what an error frame means: wait, look again at what the source has, or stop."""

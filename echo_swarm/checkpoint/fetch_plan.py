@@ -7,7 +7,7 @@ when every missing piece is on its way, a piece that takes long is asked of a se
 a slow or silent one holds nobody up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -22,6 +22,9 @@ _MIN_PATIENCE_S = 0.3
 _QUEUE_S = 0.3
 """Requests to one source are to be answered within this. More of them would only wait in its queue, and at the end be
 asked of others as well."""
+_AHEAD_S = 0.25
+"""A source that chooses is asked to choose about this often."""
+_MOST_AHEAD = 32
 _LEAST_WINDOW = 2
 """So that a source is never idle between a piece and the next request."""
 
@@ -61,6 +64,8 @@ class PiecePlan:
         self._sources: dict[PeerId, _Source] = {}
         self._holders = [0] * have.count
         """Sources besides the coordinator that have each piece."""
+        self._held = PieceMap(have.count)
+        """The pieces that any has."""
         self._askers = [0] * have.count
         self._in_flight = 0
         self._todo = list(have.missing())
@@ -81,7 +86,7 @@ class PiecePlan:
         else:
             if peer != self._coordinator:
                 for index in source.have.differing(have):
-                    self._holders[index] += 1 if index in have else -1
+                    self._add_holder(index, 1 if index in have else -1)
             source.have = have
             return
         self._count(peer, have, 1)
@@ -125,11 +130,18 @@ class PiecePlan:
         source = self._sources.get(peer)
         return 0 if source is None else source.window
 
+    def ahead(self, peer: PeerId) -> int:
+        """Return how many pieces, beside those in flight, are to be chosen ahead: of a fast source more."""
+        source = self._sources.get(peer)
+        if source is None:
+            return 0
+        return max(source.window, int(min(_MOST_AHEAD, _AHEAD_S * self.pieces_per_s(peer))))
+
     def wanted(self, peer: PeerId, chosen: Sequence[int] = ()) -> tuple[PieceMap, int]:
         """Return the pieces that the coordinator may choose from, and how many.
 
         By the same rule as `take`: what nobody else has, or one piece of what others have too. Of the former, so many
-        that there are a window's more than can be asked for now: no time passes between those and the next.
+        that there are some more (`ahead`) than can be asked for now: no time passes between those and the next.
 
         Args:
             peer: the coordinator.
@@ -139,15 +151,16 @@ class PiecePlan:
         source = self._sources[peer]
         pieces = PieceMap(self._have.count)
         room = min(source.window - len(source.asked), self._max_in_flight - self._in_flight)
-        room += source.window - len(chosen)
+        room += self.ahead(peer) - len(chosen)
         if room <= 0:
             return pieces, 0
-        todo = [index for index in self._todo if index in source.have and index not in chosen]
-        rare = [index for index in todo if self._holders[index] == 0]
+        todo = self._free.bits & source.have.bits
+        for index in chosen:
+            todo &= ~(1 << index)
+        rare = todo & ~self._held.bits
         if not rare and (source.asked or chosen):
             return pieces, 0
-        for index in rare or todo:
-            pieces.add(index)
+        pieces = PieceMap.of_bits(self._have.count, rare or todo)
         return pieces, min(room, pieces.held) if rare else min(1, pieces.held)
 
     def is_full(self, peer: PeerId) -> bool:
@@ -164,6 +177,11 @@ class PiecePlan:
         self._ask(source, index, now_s)
         return True
 
+    def pieces_per_s(self, peer: PeerId) -> float:
+        """Return how fast a source gives; 0 while that is not known."""
+        source = self._sources[peer]
+        return source.window / source.piece_s if source.piece_s > 0 else 0.0
+
     def room_for_run(self, peer: PeerId, limit: int) -> bool:
         """Whether a source has room for a request of `limit` pieces, or of half of its window; or nothing to do.
 
@@ -173,17 +191,30 @@ class PiecePlan:
         room = min(source.window - len(source.asked), self._max_in_flight - self._in_flight)
         return not source.asked or room >= min(limit, max(1, source.window // 2))
 
-    def extend(self, peer: PeerId, first: int, limit: int, now_s: float) -> range:
-        """Ask for the pieces beside one that was taken, too: as long as they are no more common than it is."""
+    def extend(
+        self, peer: PeerId, first: int, limit: int, now_s: float, *, among: Collection[int] | None = None
+    ) -> range:
+        """Ask for the pieces beside one that was taken, too: as long as they are no more common than it is.
+
+        Args:
+            peer: the source.
+            first: the piece that was taken.
+            limit: pieces in all.
+            now_s: the time.
+            among: which they may be; any if None.
+
+        """
+
+        def add(index: int) -> bool:
+            suits = 0 <= index < self._have.count and self._holders[index] <= self._holders[first]
+            return suits and (among is None or index in among) and self.claim(peer, index, now_s)
+
         low = high = first
-        while high - low + 1 < limit and self._suits_beside(high + 1, first) and self.claim(peer, high + 1, now_s):
+        while high - low + 1 < limit and add(high + 1):
             high += 1
-        while high - low + 1 < limit and self._suits_beside(low - 1, first) and self.claim(peer, low - 1, now_s):
+        while high - low + 1 < limit and add(low - 1):
             low -= 1
         return range(low, high + 1)
-
-    def _suits_beside(self, index: int, first: int) -> bool:
-        return 0 <= index < self._have.count and self._holders[index] <= self._holders[first]
 
     def take_late(self, peer: PeerId, now_s: float) -> int | None:
         """Return a piece that others have been asked for too long ago, as `take` does at the end."""
@@ -276,4 +307,11 @@ class PiecePlan:
     def _count(self, peer: PeerId, have: PieceMap, change: int) -> None:
         if peer != self._coordinator:
             for index in have:
-                self._holders[index] += change
+                self._add_holder(index, change)
+
+    def _add_holder(self, index: int, change: int) -> None:
+        self._holders[index] += change
+        if self._holders[index]:
+            self._held.add(index)
+        else:
+            self._held.discard(index)

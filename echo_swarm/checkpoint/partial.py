@@ -10,6 +10,7 @@ the whole file was read back and had the manifest's digest: its beginning, by `r
 import os
 import struct
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -68,34 +69,50 @@ class PartialArtifact:
         """What is still to come."""
         return self.artifact.size_bytes - self.done_bytes
 
-    def write(self, index: int, data: bytes) -> bool:
-        """Verify a piece and write it. Returns False when it was there already.
+    def write(self, index: int, data: bytes) -> int:
+        """Verify a piece, or several that lie side by side, and write what was missing. Returns its bytes.
+
+        Args:
+            index: of the first piece.
+            data: one or more whole pieces.
 
         Raises:
-            WrongPiece: length or digest is not the manifest's; nothing was written.
+            WrongPiece: a length or digest is not the manifest's; nothing was written.
             StorageFull: the disk became full; the unfinished files were removed, so that the rest of the machine lives.
             LocalFault: closed meanwhile (superseded or cancelled).
 
         """
-        if len(data) != self.artifact.piece_length(index):
-            raise WrongPiece(f"piece {index} has {len(data)} bytes, expected {self.artifact.piece_length(index)}")
-        if sha256(data) != self.artifact.piece_digest(index):
-            raise WrongPiece(f"piece {index} has another digest than the manifest lists")
+        pieces = self._verified(index, memoryview(data))
         try:
             with self._lock:
                 self._check_open()
-                if index in self.have:
-                    return False
-                self._write(index, data)
+                missing = {piece: content for piece, content in pieces.items() if piece not in self.have}
+                self._write(missing)
         except StorageFull:
             self.discard()
             raise
-        return True
+        return sum(map(len, missing.values()))
 
-    def read(self, index: int) -> bytes | None:
-        """Return a verified piece, or None when it is not there (any more)."""
+    def _verified(self, index: int, data: memoryview) -> dict[int, memoryview]:
+        pieces: dict[int, memoryview] = {}
+        while data or not pieces:
+            length = self.artifact.piece_length(index) if index < self.artifact.piece_count else 0
+            if not 0 < length <= len(data):
+                raise WrongPiece(f"piece {index} has {len(data)} bytes, expected {length}")
+            pieces[index], data = data[:length], data[length:]
+            if sha256(pieces[index]) != self.artifact.piece_digest(index):
+                raise WrongPiece(f"piece {index} has another digest than the manifest lists")
+            index += 1
+        return pieces
+
+    def read(self, index: int, count: int = 1) -> bytes | None:
+        """Return a verified piece, and those of the `count - 1` after it that are there too; None without the first."""
         with self._lock:
-            return self._read(index) if index in self.have and not self._closed else None
+            if self._closed:
+                return None
+            most = min(count, self.artifact.run_pieces)
+            there = next((n for n in range(most) if index + n not in self.have), most)
+            return self._read(index, there) if there else None
 
     def read_ahead(self) -> None:
         """Read back, flush and hash what is there from the first byte without a gap. Not twice at a time.
@@ -188,16 +205,18 @@ class PartialArtifact:
         self._journal = self._fresh_journal()
         return True
 
-    def _write(self, index: int, data: bytes) -> None:
+    def _write(self, pieces: Mapping[int, memoryview]) -> None:
         try:
             with explained(self.part_path):
-                self._file.seek(index * self.artifact.piece_bytes)
-                _write_all(self._file, data)
-                _write_all(self._journal, _INDEX.pack(index))
+                for index, data in pieces.items():
+                    self._file.seek(index * self.artifact.piece_bytes)
+                    _write_all(self._file, data)
+                _write_all(self._journal, memoryview(b"".join(map(_INDEX.pack, pieces))))
         except StorageFull as e:
             self._fault = e
             raise
-        self.have.add(index)
+        for index in pieces:
+            self.have.add(index)
 
     def _check_open(self) -> None:
         if self._fault is not None:
@@ -206,9 +225,9 @@ class PartialArtifact:
         if self._closed:
             raise LocalFault(f"the download of {self.path.name} was closed meanwhile")
 
-    def _read(self, index: int) -> bytes:
+    def _read(self, index: int, count: int = 1) -> bytes:
         self._file.seek(index * self.artifact.piece_bytes)
-        return _read_up_to(self._file, self.artifact.piece_length(index))
+        return _read_up_to(self._file, self.artifact.run_length(index, count))
 
     def _recheck(self, told: Told = untold) -> None:
         """Hash the pieces that are believed to be there (all in memory or, at first, those of the journal)."""
@@ -241,8 +260,7 @@ def read_journal(path: Path, artifact: Artifact) -> list[int]:
     return sorted(index for index in indexes if index < artifact.piece_count)
 
 
-def _write_all(file: BinaryIO, data: bytes) -> None:
-    rest = memoryview(data)
+def _write_all(file: BinaryIO, rest: memoryview) -> None:
     while rest:
         rest = rest[file.write(rest) :]
 

@@ -178,10 +178,12 @@ class BlobServer:
 
     async def _piece(self, peer: PeerId, request: PieceRequest) -> PieceReply:
         paid = await self._pay(peer, request) if self._rate.limited else 0
+        # With a limit, peers take turns piece by piece.
+        count = 1 if self._rate.limited else request.count
         data = None
         try:
             async with self._reads.turn(peer, max_wait_s=self._max_wait_s):
-                data = await anyio.to_thread.run_sync(self._store.read_piece, request.digest, request.index)
+                data = await anyio.to_thread.run_sync(self._store.read_piece, request.digest, request.index, count)
         except TimeoutError:
             raise RemoteError(BUSY, "all upload places are taken") from None
         finally:
@@ -190,7 +192,8 @@ class BlobServer:
         if data is None:
             raise _no_piece(request)
         self._count(peer, request.digest, len(data))
-        self._allocation.gave(request.digest, peer, request.index)
+        for index in range(request.index, request.index + count):
+            self._allocation.gave(request.digest, peer, index)
         return PieceReply(data=data)
 
     async def _pay(self, peer: PeerId, request: PieceRequest) -> int:

@@ -189,18 +189,18 @@ class VersionStore(ManifestShelf):
         """Return the live map of a download under way; None when there is none. Never blocks."""
         return partial.have if (partial := self._open.get(digest)) else None
 
-    def read_piece(self, digest: bytes, index: int) -> bytes | None:
-        """Return a verified piece; None when it is not there.
+    def read_piece(self, digest: bytes, index: int, count: int = 1) -> bytes | None:
+        """Return a verified piece, and those of the `count - 1` after it that are there too; None without the first.
 
         Pieces of whole files are hashed at their first reading in this process: a disk fault must not make us a liar.
         """
         with self._lock:
             partial = self._open.get(digest)
-        if partial is not None and (data := partial.read(index)) is not None:
+        if partial is not None and (data := partial.read(index, count)) is not None:
             return data
         for version, artifact in self._artifacts():
             if artifact.digest == digest and index < artifact.piece_count:
-                data = self._read_whole(version, artifact, index)
+                data = self._read_whole(version, artifact, index, count)
                 if data is not None:
                     return data
         return None
@@ -307,18 +307,22 @@ class VersionStore(ManifestShelf):
         with self._lock:
             return self._checked.setdefault(artifact.digest, PieceMap(artifact.piece_count))
 
-    def _read_whole(self, version: int, artifact: Artifact, index: int) -> bytes | None:
-        path = self._whole_path(version, artifact)
-        data = None if path is None else read_range(path, index * artifact.piece_bytes, artifact.piece_length(index))
+    def _read_whole(self, version: int, artifact: Artifact, index: int, count: int) -> bytes | None:
+        path, piece_bytes = self._whole_path(version, artifact), artifact.piece_bytes
+        count = min(count, artifact.run_pieces)
+        data = None if path is None else read_range(path, index * piece_bytes, artifact.run_length(index, count))
         if data is None:
             return None
         checked = self._checked_map(artifact)
-        if index not in checked:
-            if sha256(data) != artifact.piece_digest(index):
+        for at in range(0, len(data), piece_bytes):
+            piece = index + at // piece_bytes
+            if piece in checked:
+                continue
+            if sha256(memoryview(data)[at : at + piece_bytes]) != artifact.piece_digest(piece):
                 self._demote(version, artifact)
                 return None
             with self._lock:
-                checked.add(index)
+                checked.add(piece)
         return data
 
     def _readable_path(self, version: int, artifact: Artifact) -> Path | None:

@@ -155,7 +155,7 @@ async def test_a_version_travels_from_one_store_to_another(tmp_path):
         report = await fetched(fetcher, version, [seeder.peer], progress=lambda done, total: seen.append((done, total)))
         assert report.bytes_by_source == {seeder.peer: len(version.data)} == fetcher.bytes_by_source
         assert seeder.bytes_served == sum(seeder.bytes_by_peer.values()) >= len(version.data)
-        assert seen[-1] == (len(version.data), len(version.data)) and len(seen) == 20
+        assert seen[-1] == (len(version.data), len(version.data)) and seen == sorted(seen) and len(seen) > 3
         again = await fetched(fetcher, version, [])
         assert again.bytes_by_source == {} and again.path == report.path
 

@@ -16,7 +16,7 @@ from anyio.abc import ByteStream
 
 from echo_swarm.errors import EchoError
 from echo_swarm.identity import Identity, PeerId
-from echo_swarm.transport.frames import Kind, encode_frame
+from echo_swarm.transport.frames import Body, Kind, encode_frame
 from echo_swarm.transport.hivemind import HivemindHost, open_hivemind_host
 from echo_swarm.transport.rpc import RpcClient, RpcServer
 from tests.swarm.support.node_harness import until
@@ -95,7 +95,8 @@ async def siege() -> AsyncGenerator[Siege]:
                 yield made
 
 
-def framed(body: bytes) -> bytes:
+def framed(parts: Body) -> bytes:
+    body = b"".join(parts)
     return struct.pack("<I", len(body)) + body
 
 

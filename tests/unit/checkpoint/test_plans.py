@@ -122,11 +122,40 @@ def test_what_the_coordinator_may_choose_from_is_what_nobody_else_has():
     assert plan.wanted("C")[1] == 4 and 12 not in plan.wanted("C")[0] and 13 not in plan.wanted("C", [13])[0]
     for index in set(range(10, 20)) - {12}:
         have.add(index)
-        plan._todo.remove(index)
+        plan._drop(index)
     wanted, count = plan.wanted("C")
     assert set(wanted) == set(range(10)) and count == 1
     assert plan.claim("C", 3, 0.0)
     assert plan.wanted("C")[1] == 0
+
+
+def test_of_a_fast_source_more_is_chosen_ahead():
+    have = PieceMap(100)
+    plan = plan_of(have, window=8)
+    plan.update("C", PieceMap.full(100))
+    assert plan.ahead("C") == 1 and plan.pieces_per_s("C") == 0 and plan.ahead("A") == 0
+    for index in range(20):
+        assert plan.claim("C", index, 0.0)
+        land(plan, have, "C", index, 0.01)
+    assert plan.pieces_per_s("C") == pytest.approx(800) and plan.ahead("C") == 32
+    slow = PieceMap(100)
+    plan = plan_of(slow, window=8)
+    plan.update("C", PieceMap.full(100))
+    assert plan.claim("C", 0, 0.0)
+    land(plan, slow, "C", 0, 10.0)
+    assert plan.ahead("C") == plan.window("C")
+
+
+def test_beside_a_piece_that_was_chosen_only_chosen_ones_are_taken():
+    have = PieceMap(40)
+    plan = plan_of(have, window=8)
+    plan.update("C", PieceMap.full(40))
+    for index in range(20):
+        assert plan.claim("C", index, 0.0)
+        land(plan, have, "C", index)
+    assert plan.claim("C", 30, 0.0)
+    assert plan.extend("C", 30, 5, 0.0, among=[28, 29, 31, 33]) == range(28, 32)
+    assert not plan.claim("C", 29, 0.0) and plan.claim("C", 33, 0.0)
 
 
 def test_at_the_end_the_coordinator_is_asked_for_what_others_are_late_with():

@@ -57,6 +57,42 @@ def test_a_version_gets_its_final_name_only_when_it_is_whole(run, store):
     assert store.complete_digests() == [artifact.digest]
 
 
+def test_pieces_that_lie_side_by_side_are_written_at_once_and_read_at_once(run, store):
+    _, data, partial = begin(run, store, written=[2])
+    assert partial.write(1, data[PIECE:]) == len(data) - 2 * PIECE, "one of them was there"
+    assert partial.write(1, data[PIECE:]) == 0
+    assert partial.read(1, 9) == data[PIECE:] and partial.read(1, 2) == data[PIECE : 3 * PIECE]
+    assert partial.read(0, 4) is None
+    assert partial.write(0, data) == PIECE and store.read_piece(partial.artifact.digest, 0, 16) == data
+    assert store.finish_partial(partial)
+    store.close_partial(partial)
+    assert store.read_piece(partial.artifact.digest, 1, 16) == data[PIECE:]
+
+
+def test_a_run_with_one_wrong_piece_is_not_written(run, store):
+    _, data, partial = begin(run, store)
+    wrong = bytearray(data[PIECE:])
+    wrong[PIECE + 5] ^= 1
+    for bad in (bytes(wrong), data[PIECE : 2 * PIECE + 10], data[PIECE:] + b"x", data[PIECE:] + data[:PIECE]):
+        with pytest.raises(WrongPiece):
+            partial.write(1, bad)
+    assert partial.have.held == 0 and partial.read(1, 3) is None
+    store.close_partial(partial)
+
+
+def test_a_damaged_piece_in_a_run_is_found_when_it_is_first_read(run, store):
+    artifact, data, partial = begin(run, store, written=range(4))
+    path = store.finish_partial(partial)
+    store.close_partial(partial)
+    store._checked.clear()
+    with path.open("r+b") as file:
+        file.seek(2 * PIECE + 3)
+        file.write(bytes([data[2 * PIECE + 3] ^ 1]))
+    assert store.read_piece(artifact.digest, 0, 2) == data[: 2 * PIECE]
+    assert store.read_piece(artifact.digest, 1, 3) is None
+    assert store.artifact_path(1, GGUF) is None, "it is a download again"
+
+
 def test_a_wrong_piece_is_not_written(run, store):
     _, data, partial = begin(run, store)
     wrong = bytearray(pieces(data)[1])
