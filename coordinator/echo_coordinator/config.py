@@ -126,6 +126,9 @@ class NetworkSection(_Section):
     """Other peers of the DHT, each ending in /p2p/<peer id>; they go into the invite too."""
     max_upload_mbit: Annotated[float, Field(ge=0.5, le=1e6)] | None = None
     """Most Mbit/s of pieces of versions to nodes; when not set, no limit. Nodes pass pieces on to each other."""
+    service_bytes: Annotated[int, Field(ge=16 << 20)] = 256 << 20
+    """Memory for requests and unread answers of all peers together, for work and for pieces each. What it does not hold
+    waits in the network; slow streams end when others have to wait for them."""
 
 
 class RunSettings(_Section):

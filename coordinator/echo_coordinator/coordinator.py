@@ -167,7 +167,8 @@ async def run_coordinator(
         coordinator = _assemble(folder, settings, identity, host, children, state, pool, publishing, blobs, fence)
         coordinator.reporter.keys = ground.keys
 
-        server = RpcServer(host, WORK_PROTOCOL, max_request_bytes=MAX_REQUEST_BYTES)
+        max_bytes = settings.network.service_bytes
+        server = RpcServer(host, WORK_PROTOCOL, max_request_bytes=MAX_REQUEST_BYTES, max_bytes=max_bytes)
         _work_service(coordinator, publishing, ground.run_manifest, host).register(server)
         await coordinator.reporter.refresh()
         async with server, anyio.create_task_group() as tasks:
@@ -222,8 +223,15 @@ def _loops(coordinator: Coordinator, pool: Scorers) -> list[Callable[[], Corouti
 
 
 def _blob_server(host: Host, store: VersionStore, settings: RunSettings) -> BlobServer:
-    max_upload = bytes_per_s(settings.network.max_upload_mbit)
-    return BlobServer(host, store, max_uploads=32, allocates=True, max_bytes_per_s=max_upload)
+    network = settings.network
+    return BlobServer(
+        host,
+        store,
+        max_uploads=32,
+        allocates=True,
+        max_bytes_per_s=bytes_per_s(network.max_upload_mbit),
+        max_bytes=network.service_bytes,
+    )
 
 
 def _publishing(folder: RunFolder, settings: RunSettings, ground: Ground, state: RunState, fence: Fence) -> Publishing:

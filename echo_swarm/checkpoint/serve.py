@@ -40,14 +40,17 @@ from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.checkpoint.uploads import Turns
 from echo_swarm.errors import RemoteError, RunNotFound
 from echo_swarm.identity import PeerId
+from echo_swarm.manifest import MAX_PIECE_BYTES, MAX_RUN_BYTES
 from echo_swarm.succession import KeyChain
 from echo_swarm.transport.base import Host
-from echo_swarm.transport.rpc import RpcServer, typed
+from echo_swarm.transport.rpc import RpcServer, reserve_answer, typed
 
 Key = TypeVar("Key")
 
 _BESIDE_PIECES = 2
 """Calls of a peer in flight beside its pieces: a `have` that waits, and an offer."""
+MAX_BYTES = 128 << 20
+"""Of which half are for answers: 64 pieces of 1 MiB on their way."""
 MAX_DIGESTS_COUNTED = 256
 """More than all versions have that are kept and fetched."""
 MAX_PEERS_COUNTED = 4096
@@ -67,6 +70,7 @@ class BlobServer:
         interest: who asked, shared with this peer's own downloads; None for a book of its own.
         allocates: whether it chooses which pieces to give to whom, as the coordinator does.
         max_bytes_per_s: of pieces, to all peers together; None for no limit.
+        max_bytes: of memory for requests and answers of all peers together, see `RpcServer`.
 
     """
 
@@ -81,6 +85,7 @@ class BlobServer:
         interest: InterestBook | None = None,
         allocates: bool = False,
         max_bytes_per_s: float | None = None,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self.bytes_served = 0
         """Pieces' bytes since the start, all peers."""
@@ -104,6 +109,7 @@ class BlobServer:
             max_in_flight_per_peer=max_pieces_per_peer + _BESIDE_PIECES,
             max_streams_per_peer=2,
             max_streams=256,
+            max_bytes=max_bytes,
         )
         self._rpc.method("run", typed(RunRequest, self._run))
         self._rpc.method("keys", typed(RunRequest, self._keys))
@@ -183,9 +189,12 @@ class BlobServer:
         data = None
         try:
             async with self._reads.turn(peer, max_wait_s=self._max_wait_s):
+                with anyio.fail_after(self._max_wait_s):
+                    length = self._store.piece_length(request.digest, request.index) or MAX_PIECE_BYTES
+                    await reserve_answer(max(length, min(count * length, MAX_RUN_BYTES)))
                 data = await anyio.to_thread.run_sync(self._store.read_piece, request.digest, request.index, count)
         except TimeoutError:
-            raise RemoteError(BUSY, "all upload places are taken") from None
+            raise RemoteError(BUSY, "all upload places, or the memory for them, are taken") from None
         finally:
             if data is None:
                 self._rate.refund(paid)

@@ -7,7 +7,7 @@ without leaving half a frame on the wire.
 
 import itertools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple, cast
 
@@ -27,6 +27,8 @@ WRITE_BYTES = 1 << 18
 """Small frames are joined up to this size; large ones are cut to it, so that progress can be seen."""
 APART_BYTES = 1 << 16
 """Bytes of at least this length at the end of a payload are sent from where they lie."""
+FREE_BYTES = 512
+"""Frames up to this size are read without asking for room."""
 MAX_CALL_ID = 2**63 - 1
 
 SPARE_BYTES = (1 << 20) + (1 << 12)
@@ -117,6 +119,8 @@ class FrameReader:
         """When the last byte came."""
         self.frame_since: float | None = None
         """When the frame that is being waited for began to arrive; None between frames."""
+        self.admit: Callable[[int], Awaitable[None]] | None = None
+        """Called with the size of a frame above FREE_BYTES; the rest of it is read when it returns."""
 
     async def receive(self) -> Frame:
         """Return the next frame.
@@ -132,6 +136,10 @@ class FrameReader:
         if length > self._limits.max_bytes:
             raise MalformedMessage(f"frame of {length} bytes, limit {self._limits.max_bytes}")
         self.frame_bytes = self._lately = length
+        if self.admit is not None and length > FREE_BYTES:
+            self.frame_since = None  # The wait is not the peer's fault.
+            await self.admit(length)
+            self.frame_since = anyio.current_time()
         await self._fill(_LENGTH.size + length)
         start = self._start + _LENGTH.size
         with memoryview(self._buffer) as view, view[start : start + length] as body:
@@ -142,6 +150,11 @@ class FrameReader:
             self._buffer, self._start, self._end = bytearray(), 0, 0
         self.frame_since = None
         return frame
+
+    def drop(self) -> None:
+        """Let go of what was read, at the end: whoever still refers to this reader must not keep its memory."""
+        self._buffer, self._start, self._end = bytearray(), 0, 0
+        self.admit = None
 
     async def _fill(self, needed: int) -> None:
         self._needed = needed
@@ -212,6 +225,10 @@ class Outbox:
     def discard(self, token: int) -> None:
         """Take a frame back if its writing has not begun."""
         self._queue.pop(token, None)
+
+    def drop(self) -> None:
+        """Let go of what was not written, at the end."""
+        self._queue.clear()
 
     async def pump(self) -> None:
         """Write what is put in, for ever. Raises what the stream raises."""

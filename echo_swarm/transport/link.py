@@ -48,7 +48,8 @@ class Link:
         """Serve the stream until it ends; then close it. Raises only what `on_frame`'s tasks raise.
 
         Args:
-            on_frame: called for each frame but pings; may start tasks in the group, which are cancelled at the end.
+            on_frame: called for each frame; may start tasks in the group, which are cancelled at the end. Pings are
+                answered before.
             overdue: given the time, says why the link must end now, or None.
             tick_s: how often `overdue` is asked.
 
@@ -63,6 +64,8 @@ class Link:
             await self._say_goodbye()
         finally:
             self.end(self.end_reason or "closed")
+            self.reader.drop()
+            self.outbox.drop()
             with anyio.CancelScope(shield=True):
                 await self._stream.aclose()
 
@@ -79,8 +82,7 @@ class Link:
                 frame = await self.reader.receive()
                 if frame.kind is Kind.PING:
                     self._pong(frame.call_id)
-                else:
-                    await on_frame(frame, tasks)
+                await on_frame(frame, tasks)
         except MalformedMessage as e:
             self.malformed = True
             self.end(str(e))

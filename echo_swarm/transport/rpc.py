@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from echo_swarm.identity import PeerId
+from echo_swarm.transport.call import reserve_answer
 from echo_swarm.transport.rpc_client import RpcClient
-from echo_swarm.transport.rpc_server import Method, RpcServer, error_code
+from echo_swarm.transport.rpc_errors import error_code
+from echo_swarm.transport.rpc_server import Method, RpcServer
 from echo_swarm.transport.traffic import Traffic, TrafficLedger
 from echo_swarm.wire import Message
 
@@ -24,6 +26,7 @@ __all__ = [
     "TrafficLedger",
     "call_message",
     "error_code",
+    "reserve_answer",
     "typed",
 ]
 

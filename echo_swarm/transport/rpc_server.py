@@ -1,13 +1,14 @@
 """The answering side of `rpc`: serves one protocol to many peers, none of which can hurt another.
 
     stream ──► reader ──► handler task per call ──► Outbox ──► stream
-                 ▲                                    │
-                 └── waits while the peer's share ────┘   a place is free again once its answer is written
-                     of calls or bytes is used up
+                 ▲                          ▲         │
+                 │                          └─ waits while unread answers fill their half of the memory
+                 └── waits while the peer's share of calls or bytes is used up, or arriving and handled requests fill
+                     theirs; a share is free again once its answer is written
 
-Bounds: streams in all and a peer, calls and request bytes in flight a peer, size and arrival time of a frame, and how
-long a peer may stay silent or leave answers unread. When all streams are taken, the one that has been of no use for
-longest makes room: identities are free, so whoever only holds streams must not keep others out.
+Bounds: streams in all and a peer, calls and request bytes in flight a peer, bytes in flight in all (`room`), size and
+arrival time of a frame, and how long a peer may stay silent or leave answers unread. When all streams or all memory are
+taken, some streams end for the others (`crowd`): identities are free, so whoever only holds must not keep others out.
 """
 
 import logging
@@ -19,23 +20,16 @@ import anyio
 from anyio.abc import ByteStream, TaskGroup
 
 from echo_swarm.codec import Limits
-from echo_swarm.errors import (
-    BadSignature,
-    EchoError,
-    LocalFault,
-    MalformedMessage,
-    PeerFault,
-    RemoteError,
-    RunNotFound,
-    Unavailable,
-    Untrusted,
-    UsageError,
-)
+from echo_swarm.errors import LocalFault, PeerFault, RemoteError, Unavailable, UsageError
 from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
-from echo_swarm.transport.frames import Body, Frame, Kind, body_bytes, encode_frame
+from echo_swarm.transport.call import CURRENT, Call
+from echo_swarm.transport.crowd import CALL_BYTES, Crowd
+from echo_swarm.transport.frames import WRITE_BYTES, Body, Frame, Kind, body_bytes, encode_frame
 from echo_swarm.transport.link import Link, frame_overdue
+from echo_swarm.transport.room import Claim
 from echo_swarm.transport.rpc_client import FRAME_OVERHEAD_BYTES
+from echo_swarm.transport.rpc_errors import error_code, error_frame
 from echo_swarm.transport.traffic import Share, TrafficLedger
 
 logger = logging.getLogger(__name__)
@@ -47,8 +41,12 @@ _KEEPALIVE_S = 5.0
 """A peer whose calls we are working on hears from us this often, also when its share is used up and we do not read."""
 _FINISH_S = 2.0
 """How long calls that are to be finished may hold up the end of the server."""
-_MAX_LEAVING = 64
-"""Streams that made room and are being closed, beside `max_streams`."""
+_HEAD_START_BYTES = 1 << 16
+"""A request that comes slowly is measured as if this much of it had come at once."""
+_FAIR_BYTES_PER_S = 1 << 20
+"""What takes longer than at this pace is slow, even if little of it is missing."""
+MAX_BYTES = 256 << 20
+"""Of all peers together, unless said otherwise."""
 
 
 class RpcServer:
@@ -65,9 +63,11 @@ class RpcServer:
         max_bytes_in_flight_per_peer: int | None = None,
         max_streams_per_peer: int = 4,
         max_streams: int = 4096,
+        max_bytes: int = MAX_BYTES,
         idle_timeout_s: float = 60.0,
         frame_timeout_s: float = 30.0,
         settled_s: float = 1.0,
+        crowded_s: float = 1.0,
     ) -> None:
         """Describe the server.
 
@@ -80,9 +80,11 @@ class RpcServer:
             max_bytes_in_flight_per_peer: the same by size of requests; four of the largest if None.
             max_streams_per_peer: further ones are closed at once.
             max_streams: of all peers together; one that is not in use ends when another peer needs its place.
+            max_bytes: in flight of all peers: half for requests that arrive or are handled, half for unread answers.
             idle_timeout_s: a stream with nothing in flight that says nothing is closed. Clients ping every 10 s.
             frame_timeout_s: for a frame to arrive (plus its size at 32 KiB/s), and for an answer to be taken.
             settled_s: a stream opened or used so lately makes no room: its next call may be on its way.
+            crowded_s: how long somebody may wait for memory before slow streams that hold some are ended.
 
         """
         self.traffic = TrafficLedger()
@@ -94,14 +96,14 @@ class RpcServer:
         self._max_calls = max_in_flight_per_peer
         self._max_bytes = max_bytes_in_flight_per_peer or 4 * self._limits.max_bytes
         self._max_streams_per_peer = max_streams_per_peer
-        self._max_streams = max_streams
+        self.crowd = Crowd(self.traffic, max_streams, max_bytes, self._limits.max_bytes, settled_s, crowded_s)
+        """Its streams, and the memory that they share."""
         self._idle_timeout_s = idle_timeout_s
         self._frame_timeout_s = frame_timeout_s
-        self._settled_s = settled_s
         self._methods: dict[str, Method] = {}
         self._finished: set[str] = set()
         self._waiting: set[str] = set()
-        self._leaving = 0
+        self._longest: dict[str, int] = {}
         self._shares: dict[PeerId, Share] = {}
         self._sessions: set[_Session] = set()
         self.closed = False
@@ -151,60 +153,51 @@ class RpcServer:
 
     async def _on_stream(self, stream: ByteStream, peer: PeerId) -> None:
         share = self._shares.get(peer) or Share(max_calls=self._max_calls, max_bytes=self._max_bytes)
-        if self.closed or share.streams >= self._max_streams_per_peer or not self._has_room():
+        if self.closed or share.streams >= self._max_streams_per_peer or not self.crowd.admits():
             self.traffic.refused_streams += 1
             return
         self._shares[peer] = share
         share.streams += 1
         session = _Session(self, peer, Link(stream, self._limits), share)
         self._sessions.add(session)
+        self.crowd.members.add(session)
         try:
             await session.run()
         finally:
             self._sessions.discard(session)
-            self._leaving -= session.leaving
+            self.crowd.members.discard(session)
+            self.crowd.leaving -= session.leaving
             share.streams -= 1
             if share.streams == 0:
                 del self._shares[peer]
-
-    def _has_room(self) -> bool:
-        """Return whether one more stream may be served, after ending the longest unused one if that is needed."""
-        if len(self._sessions) - self._leaving < self._max_streams:
-            return True
-        if self._leaving >= _MAX_LEAVING:
-            return False
-        idle = [session for session in self._sessions if not session.leaving and not session.in_use]
-        oldest = min(idle, key=lambda session: session.used_at_s, default=None)
-        if oldest is None or anyio.current_time() - oldest.used_at_s < self._settled_s:
-            return False
-        oldest.leaving = True
-        self._leaving += 1
-        self.traffic.evicted_streams += 1
-        oldest.link.end("not in use, and others need the place")
-        return True
 
     def is_use(self, method: str) -> bool:
         """Whether a call of a method counts as use of its stream."""
         return method in self._methods and method not in self._waiting
 
-    async def answer(self, peer: PeerId, frame: Frame) -> Body:
-        """Carry out one call and return the frame that answers it."""
+    async def answer(self, peer: PeerId, frame: Frame, call: Call) -> Body:
+        """Carry out one call and return the frame that answers it, once there is room for it."""
         handler = self._methods.get(frame.subject)
         if handler is None:
-            return _error(frame.call_id, "unknown_method", f"no method {frame.subject!r}")
+            return error_frame(frame.call_id, "unknown_method", f"no method {frame.subject!r}")
         try:
-            body = encode_frame(Kind.ANSWER, frame.call_id, "", await handler(peer, frame.payload))
+            payload = await handler(peer, frame.payload)
+            # As the longest so far: until here, the payloads of all answers share their manifests and the like.
+            await call.reserve(self._longest.get(frame.subject, 0))
+            body = encode_frame(Kind.ANSWER, frame.call_id, "", payload)
         except (PeerFault, UsageError, Unavailable) as e:
-            return _error(frame.call_id, error_code(e), e.message if isinstance(e, RemoteError) else str(e))
+            return error_frame(frame.call_id, error_code(e), e.message if isinstance(e, RemoteError) else str(e))
         except LocalFault as e:
             logger.warning("%s of %s failed: %s", frame.subject, peer, e)
-            return _error(frame.call_id, "unavailable", str(e))
+            return error_frame(frame.call_id, "unavailable", str(e))
         except Exception:
             logger.exception("%s of %s failed", frame.subject, peer)
-            return _error(frame.call_id, "internal", "internal error")
-        if body_bytes(body) > self._max_reply_bytes:
-            logger.error("%s answered %d bytes, limit %d", frame.subject, body_bytes(body), self._max_reply_bytes)
-            return _error(frame.call_id, "internal", "internal error")
+            return error_frame(frame.call_id, "internal", "internal error")
+        size = body_bytes(body)
+        if size > self._max_reply_bytes:
+            logger.error("%s answered %d bytes, limit %d", frame.subject, size, self._max_reply_bytes)
+            return error_frame(frame.call_id, "internal", "internal error")
+        self._longest[frame.subject] = max(size, self._longest.get(frame.subject, 0))
         return body
 
     def is_finished(self, method: str) -> bool:
@@ -229,7 +222,7 @@ class RpcServer:
     @property
     def tick_s(self) -> float:
         """How often deadlines are looked at."""
-        return min(self._idle_timeout_s, self._frame_timeout_s, _KEEPALIVE_S) / 4
+        return min(self._idle_timeout_s, self._frame_timeout_s, _KEEPALIVE_S, 4 * self.crowd.crowded_s) / 4
 
 
 class _Session:
@@ -240,8 +233,15 @@ class _Session:
         self._server = server
         self._peer = peer
         self._share = share
-        self._calls = 0
+        self.calls = 0
         self._bytes = 0
+        self.requests = Claim(server.crowd.requests, share.requests)
+        self.answers = Claim(server.crowd.answers, share.answers)
+        self._arriving = 0
+        """Bytes claimed for the request that arrives; 0 when it is a small one, or none."""
+        self._bytes_before = 0
+        """Received when its claim was granted."""
+        link.reader.admit = self._admit
         self.unfinished = 0
         """Calls under way that the end of the server waits for."""
         self.settled = anyio.Event()
@@ -264,63 +264,84 @@ class _Session:
             await self.link.run(self._on_frame, self._overdue, tick_s=self._server.tick_s)
         finally:
             self.settled.set()
-            self._share.release(self._calls, self._bytes)
+            self._share.release(self.calls, self._bytes)
+            self.requests.end()
+            self.answers.end()
             if self.link.malformed:
                 self._server.traffic.malformed_streams += 1
             logger.debug("stream of %s ended: %s", self._peer, self.link.end_reason)
 
-    async def _on_frame(self, frame: Frame, tasks: TaskGroup) -> None:
-        if frame.kind is not Kind.CALL:
-            return  # A pong, or something a server does not expect; harmless.
-        size = self.link.reader.frame_bytes
+    async def _admit(self, size: int) -> None:
+        """Wait until a request of `size` bytes may take up memory; what it is does not show before it is read."""
         await self._share.acquire(size)
-        self._calls += 1
+        self.calls += 1
         self._bytes += size
+        await self.requests.take(size + CALL_BYTES)
+        self._arriving = size + CALL_BYTES
+        self._bytes_before = self.link.reader.bytes_in
+
+    async def _on_frame(self, frame: Frame, tasks: TaskGroup) -> None:
+        size = self.link.reader.frame_bytes
+        if frame.kind is Kind.CALL and not self._arriving:
+            await self._admit(size)
+        claimed, self._arriving = self._arriving, 0
+        if frame.kind is not Kind.CALL:
+            if claimed:  # A pong, or something a server does not expect; harmless.
+                self.requests.change(-claimed)
+                self._settle(size)
+            return
         self._uses += self._server.is_use(frame.subject)
         self.unfinished += self._server.is_finished(frame.subject)
         tasks.start_soon(self._handle, frame, size)
 
     async def _handle(self, frame: Frame, size: int) -> None:
-        body = await self._server.answer(self._peer, frame)
-        self._server.count(self._peer, frame.subject, size, body_bytes(body))
+        call = Call(self.answers)
+        CURRENT.set(call)
+        body = await self._server.answer(self._peer, frame, call)
+        call.settle(body_bytes(body))
+        self.requests.change(-size - CALL_BYTES)
+        method = frame.subject  # Not the frame: its payload must not stay until the answer is read.
+        self._server.count(self._peer, method, size, call.reserved)
 
         def written() -> None:
-            self._calls -= 1
-            self._bytes -= size
-            if self._server.is_use(frame.subject):
+            if self._server.is_use(method):
                 self._uses -= 1
                 self.used_at_s = anyio.current_time()
-            self.unfinished -= self._server.is_finished(frame.subject)
+            self.unfinished -= self._server.is_finished(method)
             if self._server.closed and not self.unfinished:
                 self.settled.set()
-            self._share.release(1, size)
+            self.answers.change(-call.reserved)
+            self._settle(size)
 
         self.link.outbox.put(body, written)
 
+    def _settle(self, size: int) -> None:
+        self.calls -= 1
+        self._bytes -= size
+        self._share.release(1, size)
+
+    def arriving_s(self, now: float) -> float:
+        """How much longer the request that arrives will take at the pace so far, or takes than is fair; else 0."""
+        reader = self.link.reader
+        if not self._arriving or reader.frame_since is None:
+            return 0.0
+        # As if some had come before: a small frame may well stop for a moment.
+        come = reader.bytes_in - self._bytes_before + _HEAD_START_BYTES
+        age_s = now - reader.frame_since
+        at_this_pace_s = age_s * max(0, reader.frame_bytes - come) / come
+        return max(at_this_pace_s, age_s - reader.frame_bytes / _FAIR_BYTES_PER_S)
+
+    def writing_s(self, now: float) -> float:
+        """The same of the answers that wait to be written."""
+        since = self.link.outbox.write_since
+        return 0.0 if since is None else (now - since) * max(1.0, self.answers.held / WRITE_BYTES)
+
     def _overdue(self, now: float) -> str | None:
-        if self._calls and now - self.link.outbox.sent_at > _KEEPALIVE_S and not self._keepalive_queued:
+        self._server.crowd.make_room(now)
+        if self.calls and now - self.link.outbox.sent_at > _KEEPALIVE_S and not self._keepalive_queued:
             self._keepalive_queued = True
             self.link.outbox.put(encode_frame(Kind.PONG, 0, "", {}), self._keepalive_sent)
-        return self._server.overdue(self.link, self._calls, now)
+        return self._server.overdue(self.link, self.calls, now)
 
     def _keepalive_sent(self) -> None:
         self._keepalive_queued = False
-
-
-def error_code(error: EchoError) -> str:
-    """Return the word that an error frame carries for `error`; a handler may raise RemoteError to choose its own."""
-    if isinstance(error, RemoteError):
-        return error.code[:64]
-    codes: tuple[tuple[type[EchoError], str], ...] = (
-        (MalformedMessage, "malformed"),
-        (BadSignature, "bad_signature"),
-        (Untrusted, "untrusted"),
-        (RunNotFound, "unknown_run"),
-        (Unavailable, "unavailable"),
-        (UsageError, "refused"),
-    )
-    return next((code for kind, code in codes if isinstance(error, kind)), "refused")
-
-
-def _error(call_id: int, code: str, message: str) -> Body:
-    return encode_frame(Kind.ERROR, call_id, code, {"message": message[:1000]})

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from echo_swarm.identity import PeerId
+from echo_swarm.transport.room import Flow
 
 MAX_PEERS_COUNTED = 4096
 """Identities are free, so only the most recent ones are told apart; the totals count all."""
@@ -38,6 +39,8 @@ class TrafficLedger:
     """Beyond the number allowed."""
     evicted_streams: int = 0
     """Not in use while another peer needed the place."""
+    crowded_streams: int = 0
+    """Slow with what they held of the server's memory while others waited for it."""
     malformed_streams: int = 0
     """Ended because the peer broke the protocol."""
 
@@ -56,6 +59,8 @@ class Share:
 
     def __init__(self, *, max_calls: int, max_bytes: int) -> None:
         self.streams = 0
+        self.requests = Flow()
+        self.answers = Flow()
         self._max_calls = max_calls
         self._max_bytes = max_bytes
         self._calls = 0

@@ -1,16 +1,19 @@
 """Peers that ask a blob service for more than their share."""
 
+import struct
 from dataclasses import replace
 
 import anyio
 import pytest
 
 from echo_swarm.checkpoint import sources
-from echo_swarm.checkpoint.blob import BUSY, BlobClient
+from echo_swarm.checkpoint.blob import BLOB_PROTOCOL, BUSY, BlobClient, PieceRequest
 from echo_swarm.checkpoint.fetch import SourcesExhausted
 from echo_swarm.checkpoint.pieces import PieceMap
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.errors import RemoteError
+from echo_swarm.transport.frames import Kind, encode_frame
+from tests.swarm.support.node_harness import until
 from tests.swarm.test_checkpoint_exchange import PIECE, QUICK, fetched, fill, swarm_in, version_of
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +50,7 @@ async def test_idle_streams_of_many_identities_do_not_keep_an_honest_peer_out(tm
         host, store = await swarm.host(), swarm.store()
         fill(store, version)
         server = BlobServer(host, store)
-        server._rpc._max_streams, server._rpc._settled_s = 8, 0.0
+        server._rpc.crowd._max_streams, server._rpc.crowd._settled_s = 8, 0.0
         await swarm._stack.enter_async_context(server)
         for _ in range(4):
             idle = await swarm.host(outbound_only=True)
@@ -56,6 +59,26 @@ async def test_idle_streams_of_many_identities_do_not_keep_an_honest_peer_out(tm
                 await client.have(version.artifact.digest, timeout_s=10)
         assert server._rpc.stream_count == 8
         await fetched(await swarm.fetcher(), version, [host.peer_id])
+
+
+async def test_pieces_that_many_identities_ask_for_and_do_not_read_stay_within_the_memory(tmp_path):
+    version = version_of(1, pieces=8)
+    async with swarm_in(tmp_path) as swarm:
+        host, store = await swarm.host(), swarm.store()
+        fill(store, version)
+        server = BlobServer(host, store, max_bytes=2 * 12 * PIECE)
+        server._rpc.crowd.crowded_s = 0.05
+        await swarm._stack.enter_async_context(server)
+        request = PieceRequest(digest=version.artifact.digest, index=0, count=1).to_wire()
+        body = b"".join(encode_frame(Kind.CALL, 1, "piece", request))
+        for _ in range(20):
+            greedy = await (await swarm.host(outbound_only=True)).open_stream(host.peer_id, BLOB_PROTOCOL, timeout_s=5)
+            await greedy.send((struct.pack("<I", len(body)) + body) * 8)
+        answers = server._rpc.crowd.answers
+        await until(lambda: answers.waiting > 0, "the memory is taken")
+        await fetched(await swarm.fetcher(), version, [host.peer_id])
+        assert answers.peak <= 13 * PIECE
+        assert server._rpc.traffic.crowded_streams > 0
 
 
 async def test_requests_that_failed_do_not_use_up_the_download_limit(tmp_path):

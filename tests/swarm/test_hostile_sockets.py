@@ -38,7 +38,7 @@ def anyio_backend() -> str:
 class Siege:
     """A server, an honest peer, and a hostile one."""
 
-    def __init__(self, host: HivemindHost, honest: HivemindHost, hostile: HivemindHost) -> None:
+    def __init__(self, host: HivemindHost, honest: HivemindHost, hostile: HivemindHost, **settings: Any) -> None:
         self.host, self.honest, self.hostile = host, honest, hostile
         self.holding = 0
         self.most_held = 0
@@ -52,6 +52,7 @@ class Siege:
             idle_timeout_s=1.5,
             frame_timeout_s=1.0,
             settled_s=0.0,
+            **settings,
         )
         self.server.method("echo", self._echo)
         self.server.method("hold", self._hold)
@@ -83,13 +84,13 @@ class Siege:
 
 
 @asynccontextmanager
-async def siege() -> AsyncGenerator[Siege]:
+async def siege(**settings: Any) -> AsyncGenerator[Siege]:
     async with (
         open_hivemind_host(Identity.generate(), listen=LOOPBACK, many_peers=True) as host,
         open_hivemind_host(Identity.generate(), listen=(), bootstrap=host.addresses) as honest,
         open_hivemind_host(Identity.generate(), listen=(), bootstrap=host.addresses) as hostile,
     ):
-        made = Siege(host, honest, hostile)
+        made = Siege(host, honest, hostile, **settings)
         with anyio.fail_after(150):
             async with made.server:
                 yield made
@@ -151,6 +152,21 @@ async def test_a_peer_has_its_number_of_streams_and_bytes_whatever_it_opens_and_
         assert 0 < made.most_held <= PER_PEER
         await until(lambda: made.server.stream_count <= 1, "what nobody uses ends")
         await made.honest_is_served()
+
+
+async def test_large_frames_that_stop_half_way_hold_memory_only_until_another_peer_needs_it() -> None:
+    async with siege(max_bytes=2 * PER_PEER, crowded_s=0.1) as made:
+        requests = made.server.crowd.requests
+        call = framed(encode_frame(Kind.CALL, 1, "echo", {"data": b"x" * (LARGEST - 8192)}))
+        async with made.stream() as a, made.stream() as b, made.stream() as c, made.stream() as d:
+            for stream in (a, b, c, d):
+                await stream.send(call[:4000])
+            await until(lambda: requests.held > requests.max_bytes - LARGEST, "the memory is taken")
+            async with RpcClient(made.honest, made.host.peer_id, PROTOCOL, max_reply_bytes=LARGEST) as client:
+                await client.call("echo", {"data": b"y" * 60_000}, timeout_s=20)
+        assert made.server.traffic.crowded_streams > 0
+        assert requests.peak <= requests.max_bytes
+        await until(lambda: requests.held == 0, "nothing is left of what was held")
 
 
 async def test_a_peer_that_floods_and_reads_no_answer_is_dropped() -> None:
