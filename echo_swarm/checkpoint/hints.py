@@ -3,7 +3,8 @@
 A name that one peer gave must not stand in the way of what others say: each teller has a share of its own, an address
 that did not answer is forgotten after a while, and what is remembered is peer and address together. Private and
 loopback addresses are dialled only at the word of one who was itself reached at such an address: else anybody could
-make this peer knock at doors inside its own network.
+make this peer knock at doors inside its own network. Names (`/dns4/...`) are never dialled at the word of a peer: where
+they lead is decided by whoever answers the question, at the moment of dialling, and peers know their own addresses.
 """
 
 from collections import Counter
@@ -82,11 +83,13 @@ class Hints:
 def nearness(address: str | None) -> int:
     """Return how near an address must be, rising: anywhere, in the same private network, on this machine, nowhere.
 
-    Names count as anywhere: where they lead is not known here.
+    Names, and whatever else begins with no plain IP address, are nowhere.
     """
     parts = (address or "").split("/")
+    if len(parts) > 1 and parts[1] == "memory":
+        return Reach.GLOBAL  # A network inside this process.
     if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
-        return Reach.GLOBAL
+        return Reach.NEVER
     try:
         ip = ip_address(parts[2].partition("%")[0])
     except ValueError:
@@ -99,5 +102,11 @@ def nearness(address: str | None) -> int:
 
 
 def nearest(addresses: Iterable[str | None]) -> int:
-    """Return how near addresses may be for one that is known at these: as near as the farthest of them."""
-    return min((near for near in map(nearness, addresses) if near != Reach.NEVER), default=int(Reach.GLOBAL))
+    """Return how near addresses may be for one that is known at these: as near as the farthest of them.
+
+    Who is known by a name, which the run's owner or this machine's gave, counts as far away.
+    """
+    known = list(addresses)
+    if any(not (address or "").startswith(("/ip4/", "/ip6/")) for address in known):
+        return Reach.GLOBAL
+    return min((near for near in map(nearness, known) if near != Reach.NEVER), default=int(Reach.GLOBAL))

@@ -8,7 +8,9 @@ from random import Random
 import anyio
 from anyio import to_thread
 
+from echo_swarm.checkpoint.hints import nearness
 from echo_swarm.checkpoint.known_peers import remember
+from echo_swarm.checkpoint.reach import Reach
 from echo_swarm.clock import Clock
 from echo_swarm.directory.base import Directory, peers_topic
 from echo_swarm.directory.reading import newest_peers
@@ -109,6 +111,8 @@ class Peers:
             return
         self._dialled[peer] = (False, now_s)
         for address in addresses[:MAX_ADDRESSES]:
+            if nearness(address) == Reach.NEVER:
+                continue  # Names and metadata services, at nobody's word. Private ones are: neighbours find each other.
             with contextlib.suppress(PeerUnreachable):
                 if await self._host.connect(address, timeout_s=DIAL_TIMEOUT_S) == peer:
                     self._dialled[peer] = (True, now_s)
