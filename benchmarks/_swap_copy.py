@@ -18,7 +18,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from benchmarks._report import ROOT
 from echo_swarm.identity import Identity, PeerId
-from echo_swarm.transport.base import Host
+from echo_swarm.transport.base import Host, ReceivesInto
 from echo_swarm.transport.hivemind import open_hivemind_host
 
 PROTOCOL = "/echo-swarm/benchmark/copy/1"
@@ -82,12 +82,15 @@ async def _copy(host: Host, peer: PeerId, source: Path, target: Path) -> float:
     size = (await anyio.Path(source).stat()).st_size
     began = time.perf_counter()
     stream = await host.open_stream(peer, PROTOCOL, timeout_s=30)
+    assert isinstance(stream, ReceivesInto)
     await stream.send(f"{source}\n".encode())
     async with await anyio.open_file(target, "wb", buffering=0) as file:
+        block, filled = memoryview(bytearray(BLOCK_BYTES)), 0
         while size:
-            block = await stream.receive(BLOCK_BYTES)
-            size -= len(block)
-            await file.write(block)
+            filled += await stream.receive_into(lambda: block[filled:])  # noqa: B023
+            if filled == min(size, BLOCK_BYTES):
+                await file.write(block[:filled])
+                size, filled = size - filled, 0
     seconds = time.perf_counter() - began
     await stream.aclose()
     return seconds
