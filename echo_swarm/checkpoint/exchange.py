@@ -151,8 +151,7 @@ class Exchange:
             most = min(self._artifact.run_pieces, self._artifact.piece_count // _RUNS)
             limit = max(1, min(most, int(_RUN_S * plan.pieces_per_s(talk.peer))))
             if limit > 1:
-                # One request waits there while another is on its way.
-                plan.widen(talk.peer, max(self._common.settings.window, 4 * limit))
+                plan.widen(talk.peer, self._common.settings.window * limit)
         return limit if piece_s == 0 else max(1, min(limit, int(_BURST_S / piece_s)))
 
     def _bytes_of(self, run: Sequence[int]) -> int:

@@ -10,7 +10,7 @@ from echo_swarm.checkpoint import exchange
 from echo_swarm.checkpoint.blob import BLOB_PROTOCOL, BlobClient, PieceRequest
 from echo_swarm.checkpoint.serve import BlobServer
 from echo_swarm.errors import RemoteError
-from echo_swarm.manifest import MAX_RUN_PIECES
+from echo_swarm.manifest import MAX_RUN_BYTES, MAX_RUN_PIECES
 from echo_swarm.transport.rpc import RpcClient
 from tests.swarm.test_checkpoint_exchange import PIECE, QUICK, fetched, fill, swarm_in, version_of
 
@@ -98,8 +98,8 @@ async def test_a_whole_file_is_read_up_to_its_end_and_a_run_has_an_upper_limit(t
         whole, host = await swarm.seeder(version), await swarm.host()
         async with BlobClient(host, whole.peer) as client:
             ask = bound(client.piece, version.artifact.digest, timeout_s=10)
-            assert await ask(0, count=16) == version.data[: 16 * PIECE]
-            assert await ask(30, count=16) == version.data[30 * PIECE :]
+            assert await ask(0, count=16) == version.data[:MAX_RUN_BYTES]
+            assert await ask(35, count=16) == version.data[35 * PIECE :]
         async with RpcClient(host, whole.peer, BLOB_PROTOCOL, max_reply_bytes=1 << 21) as rpc:
             request = PieceRequest(digest=version.artifact.digest, index=0, count=1).to_wire()
             for count in (0, 17, -1, True, 1.0, 2**32, None, "1"):
