@@ -16,7 +16,7 @@ from echo_swarm.transport.traffic import TrafficLedger
 
 CALL_BYTES = 4096
 """What a call takes beside its request's bytes: a task, and the decoded request."""
-FAIR_CALLS = 4
+FAIR_CALLS = 6
 """Calls that a stream may have under way whatever others wait for; all streams together have room for as many."""
 _SLOW = 5.0
 """A stream is slow if it would need this many times `crowded_s` more."""

@@ -67,7 +67,7 @@ async def test_pieces_that_many_identities_ask_for_and_do_not_read_stay_within_t
         host, store = await swarm.host(), swarm.store()
         fill(store, version)
         server = BlobServer(host, store, max_bytes=2 * 12 * PIECE)
-        server._rpc.crowd.crowded_s = 0.05
+        server._rpc.crowd.crowded_s = 0.2
         await swarm._stack.enter_async_context(server)
         request = PieceRequest(digest=version.artifact.digest, index=0, count=1).to_wire()
         body = b"".join(encode_frame(Kind.CALL, 1, "piece", request))

@@ -29,10 +29,34 @@ async def served_in(room: Room, requests) -> list[str]:
     return order
 
 
-async def test_the_small_go_before_the_large_and_a_peer_that_asks_often_goes_after_others():
+async def test_the_small_go_before_the_large_and_nobody_is_passed_over_twice():
     a, b, c = Flow(), Flow(), Flow()
     requests = [("a1", a, 60), ("a2", a, 60), ("a3", a, 60), ("b", b, 100), ("c", c, 50)]
-    assert await served_in(Room(100), requests) == ["c", "a1", "b", "a2", "a3"]
+    assert await served_in(Room(100), requests) == ["c", "a1", "a2", "b", "a3"]
+
+
+async def test_however_many_wait_for_much_a_small_request_waits_for_one_of_them_at_most():
+    room, order = Room(100), []
+    holder = Claim(room, Flow())
+    await holder.take(100)
+    async with anyio.create_task_group() as tasks:
+
+        async def ask(name, flow, size) -> None:
+            claim = Claim(room, flow)
+            await claim.take(size)
+            order.append(name)
+            claim.end()
+
+        for _ in range(200):
+            tasks.start_soon(ask, "large", Flow(), 90)
+        await anyio.wait_all_tasks_blocked()
+        small = Flow()
+        for _ in range(3):
+            tasks.start_soon(ask, "small", small, 60)
+            await anyio.wait_all_tasks_blocked()
+        holder.end()
+    assert "small" in order[:1] and order[:6].count("small") == 3 and order.count("large") == 200
+    assert room.held == room.waiting == 0 and room.blocked_since is None
 
 
 async def test_a_large_request_is_not_passed_over_by_small_ones_that_came_much_later():
@@ -79,7 +103,7 @@ async def test_whoever_gives_up_leaves_its_place_and_nothing_else():
         for _ in range(500):
             with anyio.move_on_after(0):
                 await Claim(room, flow).take(50)
-        assert room.waiting == 1 and len(room._waiting) < 200
+        assert room.waiting == 1 and len(room._by_size._heap) < 200 and len(room._by_turn._heap) < 200
         holder.end()
     assert room.held == 100
 
