@@ -12,7 +12,7 @@ import hashlib
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -120,11 +120,17 @@ class Outbox:
             )
         return True
 
-    def oldest(self) -> Entry | None:
-        """Return what is to be pushed next."""
-        rows = self._read(
-            "SELECT id, envelope, trajectories, tokens, oldest_version FROM submissions ORDER BY id LIMIT 1"
-        )
+    def oldest(self, beside: Collection[int] = ()) -> Entry | None:
+        """Return what is to be pushed next, beside these."""
+        left_out = ",".join(str(int(entry_id)) for entry_id in beside)
+        return self._entry(f"WHERE id NOT IN ({left_out}) ORDER BY id LIMIT 1")
+
+    def get(self, entry_id: int) -> Entry | None:
+        """Return a submission; None if it has left."""
+        return self._entry(f"WHERE id = {int(entry_id)}")
+
+    def _entry(self, where: str) -> Entry | None:
+        rows = self._read(f"SELECT id, envelope, trajectories, tokens, oldest_version FROM submissions {where}")
         if not rows:
             return None
         row = rows[0]

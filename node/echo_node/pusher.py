@@ -1,10 +1,20 @@
-"""Empties the outbox into the coordinator: one submission at a time, oldest first, until each has its verdicts."""
+"""Empties the outbox into the coordinator: oldest first, until each submission has its verdicts.
+
+    lane ─┐                ┌─ answered ──► settled
+    lane ─┼─ the turn ──► push
+    lane ─┘     ▲          └─ not within `SLOW_S` ──┐
+                └───────────────────────────────────┘  the next lane may push something else meanwhile
+
+As a rule one submission is on its way at a time. One that stays unanswered holds up nothing: others are pushed beside
+it, and when it is given up for now, those that were tried less often go first.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Collection
 
 import anyio
 from anyio import to_thread
+from anyio.abc import TaskGroup
 
 from echo_node.activity import Activity, Part
 from echo_node.backoff import Backoff
@@ -20,6 +30,10 @@ PUSH_TIMEOUT_S = 60.0
 """For the coordinator's disk, and its answer."""
 SLOWEST_BYTES_PER_S = 32 << 10
 """A submission of 8 MiB gets 256 s more: the coordinator waits as long for a frame to arrive."""
+SLOW_S = 5.0
+"""A push without an answer for so long no longer keeps others waiting."""
+LANES = 3
+"""Submissions on their way at a time, at most."""
 IDLE_S = 30.0
 """How often an idle pusher looks for over-stale work."""
 MAX_ODD_ANSWERS = 5
@@ -62,7 +76,11 @@ class Pusher:
         self._filled = anyio.Event()
         self._emptied = anyio.Event()
         self._settled = anyio.Event()
-        self._odd_answers = 0
+        self._turn = anyio.Semaphore(1)
+        self._under_way: set[int] = set()
+        self._tried: Counter[int] = Counter()
+        """Pushes without an answer, by submission."""
+        self._odd_answers: Counter[int] = Counter()
 
     def wake(self) -> None:
         """Tell that something was put into the outbox."""
@@ -70,16 +88,24 @@ class Pusher:
 
     async def run(self) -> None:
         """Push for ever. While the outbox cannot be written, which a push begins and ends with, wait for room."""
+        async with anyio.create_task_group() as tasks:
+            for _ in range(LANES):
+                tasks.start_soon(self._push_for_ever, tasks)
+
+    async def _push_for_ever(self, tasks: TaskGroup) -> None:
         while True:
+            await self._turn.acquire()
+            mine = _Turn(self._turn, tasks)
             try:
-                pause_s = await self._push_next()
+                pause_s = await self._push_next(mine)
             except StorageFull as e:
                 self._activity.waits(Part.DISK, "room on the disk", str(e))
                 pause_s = self._backoff.next_s()
             if pause_s:
                 await anyio.sleep(pause_s)
+            mine.pass_on()
 
-    async def _push_next(self) -> float:
+    async def _push_next(self, mine: "_Turn") -> float:
         """Push what is oldest, or wait for something to push. Returns how long to wait afterwards."""
         self._filled = anyio.Event()
         entry, dropped = await to_thread.run_sync(self._next)
@@ -87,14 +113,15 @@ class Pusher:
             self._activity.say(f"dropped {dropped} trajectories that had become too old to be of use")
             self._on_settled()
         if entry is not None and self._link.is_up:
-            return await self._push(entry)
+            return await self._push_beside(entry, mine)
         if entry is not None:
             # Looked at again before it is pushed: the outage may have made it over-stale.
             with anyio.move_on_after(IDLE_S):
                 await self._link.ready()
             return 0.0
-        self._emptied.set()
-        self._emptied = anyio.Event()
+        if not self._under_way:
+            self._emptied.set()
+            self._emptied = anyio.Event()
         with anyio.move_on_after(IDLE_S):
             await self._filled.wait()
         return 0.0
@@ -118,7 +145,20 @@ class Pusher:
 
     def _next(self) -> tuple[Entry | None, int]:
         dropped = self._outbox.drop_stale(self._lowest_version())
-        return self._outbox.oldest(), dropped
+        entry = self._outbox.oldest(beside={*self._under_way, *self._tried})
+        for waiting in sorted(self._tried, key=lambda entry_id: (self._tried[entry_id], entry_id)):
+            entry = entry or (None if waiting in self._under_way else self._outbox.get(waiting))
+        return entry, dropped
+
+    async def _push_beside(self, entry: Entry, mine: "_Turn") -> float:
+        """Push; when no answer comes for a while, let another lane push meanwhile."""
+        self._under_way.add(entry.id)
+        mine.pass_on_later()
+        try:
+            return await self._push(entry)
+        finally:
+            self._under_way.discard(entry.id)
+            self._filled.set()  # Who looked in vain meanwhile looks again.
 
     async def _push(self, entry: Entry) -> float:
         """Push once. Returns how long to wait before the next push."""
@@ -127,6 +167,7 @@ class Pusher:
         try:
             reply = await self._link.call("push", Push(envelope=entry.envelope), PushReply, timeout_s=timeout_s)
         except PeerUnreachable:
+            self._tried[entry.id] += 1
             return 0.0  # The link tells people, and `ready` waits.
         except RemoteError as e:
             return await self._refused(entry, e.code, str(e))
@@ -148,32 +189,57 @@ class Pusher:
         all_accepted = counts[Reason.ACCEPTED] == entry.trajectories
         tokens = entry.tokens if all_accepted else _tokens_accepted(entry.envelope, verdicts)
         await to_thread.run_sync(lambda: self._outbox.settle(entry.id, counts, tokens=tokens))
-        self._succeeded()
+        self._succeeded(entry)
         for verdict in verdicts:
             if verdict.reason is not Reason.ACCEPTED:
                 self._activity.rejected(verdict.reason.value, verdict.detail)
 
     async def _refused(self, entry: Entry, code: str, message: str) -> float:
         """Deal with an answer that has no verdicts: final if its code is a verdict on the whole submission."""
-        self._odd_answers += code != "unavailable"  # The coordinator's own trouble: it will pass.
+        self._odd_answers[entry.id] += code != "unavailable"  # The coordinator's own trouble: it will pass.
         final = code in set(Reason)
-        if not final and self._odd_answers < MAX_ODD_ANSWERS:
+        if not final and self._odd_answers[entry.id] < MAX_ODD_ANSWERS:
             self._activity.waits(Part.PUSH, "a usable answer to a push", message)
             return self._backoff.next_s()
         self._activity.say(f"the coordinator refused {entry.trajectories} trajectories: {message}")
         # A submission refused as a whole is counted once by the coordinator, which cannot tell how many were inside.
         counts = {code: 1} if final else {Dropped.UNANSWERED.value: entry.trajectories}
         await to_thread.run_sync(lambda: self._outbox.settle(entry.id, counts))
-        self._succeeded()
+        self._succeeded(entry)
         return 0.0
 
-    def _succeeded(self) -> None:
+    def _succeeded(self, entry: Entry) -> None:
         self._settled.set()
         self._settled = anyio.Event()
         self._on_settled()
-        self._odd_answers = 0
+        del self._odd_answers[entry.id], self._tried[entry.id]  # Also when they are not there.
         self._backoff.reset()
         self._activity.done(Part.PUSH)
+
+
+class _Turn:
+    """One lane's turn to push, given up once."""
+
+    def __init__(self, turn: anyio.Semaphore, tasks: TaskGroup) -> None:
+        self._turn: anyio.Semaphore | None = turn
+        self._tasks = tasks
+        self._later = anyio.CancelScope()
+
+    def pass_on(self) -> None:
+        """Let the next lane push."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.release()
+        self._later.cancel()
+
+    def pass_on_later(self) -> None:
+        """The same, in `SLOW_S` seconds."""
+        self._tasks.start_soon(self._wait)
+
+    async def _wait(self) -> None:
+        with self._later:
+            await anyio.sleep(SLOW_S)
+            self.pass_on()
 
 
 def _tokens_accepted(envelope: bytes, verdicts: tuple[Verdict, ...]) -> int:
