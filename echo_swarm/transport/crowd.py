@@ -1,10 +1,12 @@
-"""All streams of a server together: who makes room for another when places or memory are used up. No IO.
+"""All streams of a server together: who makes room for another when places or memory are used up.
 
 Identities are free, so no rule here counts by peer. Places go from the stream that was of no use for longest. Memory
 goes from the stream that would need longest to give its own back at the pace it shows: whoever sends or reads at a fair
 pace keeps it, and holding much without doing so helps nobody for longer than a few seconds.
 """
 
+import logging
+import math
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -14,12 +16,15 @@ from echo_swarm.transport.link import Link
 from echo_swarm.transport.room import Claim, Room
 from echo_swarm.transport.traffic import TrafficLedger
 
+logger = logging.getLogger(__name__)
+
 CALL_BYTES = 4096
 """What a call takes beside its request's bytes: a task, and the decoded request."""
 FAIR_CALLS = 6
 """Calls that a stream may have under way whatever others wait for; all streams together have room for as many."""
 _SLOW = 5.0
 """A stream is slow if it would need this many times `crowded_s` more."""
+_TELL_EVERY_S = 60.0
 _MAX_LEAVING = 64
 """Streams that made room and are being closed, beside `max_streams`."""
 
@@ -71,6 +76,7 @@ class Crowd:
         """Bytes of requests that are received or handled, with what their handling takes."""
         self.answers = Room(max_bytes // 2)
         """Bytes of answers that are not written."""
+        self._told_at = -math.inf
         self._traffic = traffic
         self._max_streams = max_streams
         self._settled_s = settled_s
@@ -96,12 +102,25 @@ class Crowd:
                 continue
             room.looked_at = now
             missing = room.missing
+            before = self._traffic.crowded_streams
             for held, member in self._slowest(room, now):
                 if missing <= 0:
                     break
                 missing -= held
                 self._traffic.crowded_streams += 1
                 self._end(member, "slow with what it held while others waited for room")
+            self._tell(room, self._traffic.crowded_streams - before, now)
+
+    def _tell(self, room: Room, ended: int, now: float) -> None:
+        if ended and now - self._told_at > _TELL_EVERY_S:
+            self._told_at = now
+            total = self._traffic.crowded_streams
+            logger.warning(
+                "%d bytes for peers are in use and others waited: %d slow streams were ended (%d so far)",
+                room.max_bytes,
+                ended,
+                total,
+            )
 
     def _slowest(self, room: Room, now: float) -> Iterator[tuple[int, Member]]:
         """Yield (bytes held, stream), the slowest first; then those with more calls under way than is fair."""
