@@ -5,7 +5,7 @@ import hashlib
 import struct
 
 
-@functools.lru_cache(maxsize=1 << 15)
+@functools.lru_cache(maxsize=1 << 12)
 def member_seed(run_seed: int, group_id: int, member: int, attempt: int) -> int:
     """Return the seed, below 2**63, of one attempt at one completion.
 
