@@ -30,7 +30,6 @@ import anyio
 import multiaddr
 import psutil
 from anyio.abc import TaskGroup
-from google.protobuf.message import DecodeError
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings import p2pclient
 from hivemind.proto import p2pd_pb2
@@ -39,6 +38,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from echo_swarm.errors import DaemonFailed, PeerUnreachable
 from echo_swarm.identity import Identity, PeerId
+from echo_swarm.transport.daemon_messages import read_message, write_message
 from echo_swarm.transport.hivemind_stream import HivemindStream
 
 logger = logging.getLogger(__name__)
@@ -49,8 +49,6 @@ _STOP_S = 3.0
 """p2pd ends at once when asked to; after this long it is killed."""
 _HANDSHAKE_S = 10.0
 """For p2pd, on this machine, to say whose stream it hands us."""
-_MAX_MESSAGE_BYTES = 1 << 20
-"""What p2pd says at once."""
 _ACCEPT_PAUSE_S = 0.2
 """Until the next try when this process can open no more files."""
 
@@ -187,9 +185,8 @@ class Daemon(P2P):
         stream = await HivemindStream.connect(self._socket_path)
         response = p2pd_pb2.Response()
         try:
-            message = request.SerializeToString()
-            await stream.send(_varint(len(message)) + message)
-            await _read_message(stream, response)
+            await write_message(stream, request)
+            await read_message(stream, response)
             if response.type == p2pd_pb2.Response.ERROR:
                 raise PeerUnreachable(str(response.error.msg))
         except BaseException as e:
@@ -231,7 +228,7 @@ class Daemon(P2P):
         info = p2pd_pb2.StreamInfo()
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
-                await _read_message(stream, info)
+                await read_message(stream, info)
             handler, peer = self._handlers[info.proto], PeerId(PeerID(info.peer).to_base58())
             self._note_address(peer, bytes(info.addr))
             await handler(stream, peer)
@@ -295,34 +292,6 @@ def helper_path() -> Path:
     import hivemind.hivemind_cli as folder
 
     return Path(next(iter(folder.__path__))) / "p2pd"
-
-
-def _varint(number: int) -> bytes:
-    """Return the length that goes before each message of p2pd's protocol, as protobuf encodes it."""
-    encoded = bytearray()
-    while number >= 0x80:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*encoded, number))
-
-
-async def _read_message(stream: HivemindStream, message: Any) -> None:
-    """Read one message of p2pd's protocol, and not a byte more. Raises ValueError for none."""
-    length = shift = 0
-    more = True
-    while more:
-        (byte,) = await stream.receive(1)
-        length |= (byte & 0x7F) << shift
-        shift, more = shift + 7, byte >= 0x80
-        if length > _MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of {length} bytes")
-    body = bytearray()
-    while len(body) < length:
-        body += await stream.receive(length - len(body))
-    try:
-        message.ParseFromString(bytes(body))
-    except DecodeError as e:
-        raise ValueError(f"no message of p2pd's: {e}") from e
 
 
 def _readable(line: str) -> str:

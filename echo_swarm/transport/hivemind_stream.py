@@ -43,7 +43,7 @@ class HivemindStream(ByteStream):
         self._came: asyncio.Future[int] | None = None
         """Of the receiver that waits: how many bytes were put into its buffer."""
         self._returned = b""
-        """Came for a receiver that was cancelled."""
+        """Came for a receiver that was cancelled, or was put back."""
         self._drained: asyncio.Future[None] | None = None
         """Of the sender that waits."""
         self._torn = False
@@ -83,6 +83,10 @@ class HivemindStream(ByteStream):
         if not count:
             raise anyio.EndOfStream
         return count
+
+    def unread(self, data: bytes) -> None:
+        """Put back what was received and is the next reader's."""
+        self._returned = data + self._returned
 
     def _take_returned(self, buffer: memoryview) -> int:
         count = min(len(buffer), len(self._returned))

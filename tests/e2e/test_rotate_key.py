@@ -14,6 +14,10 @@ QUICK = "scripted:mean_s=0.3,batch=4"
 EXIT_USAGE = 2
 
 
+def local_status(folder: Path) -> str:
+    return call(NODE, "status", "--state-dir", folder / "swarm" / "ann").out
+
+
 def test_a_run_gets_another_key_and_its_nodes_follow_with_the_invites_that_they_have(tmp_path: Path):
     write_model(tmp_path / "model")
     swarm = make_swarm(tmp_path / "swarm", tmp_path / "model", audits={"share": 0})
@@ -32,8 +36,9 @@ def test_a_run_gets_another_key_and_its_nodes_follow_with_the_invites_that_they_
                 before = swarm.accepted()
                 ann.wait_for("work after the rotation", lambda: swarm.accepted() > before)
                 assert "the run's key was replaced on" in ann.output() and "Traceback" not in ann.output()
-                local = call(NODE, "status", "--state-dir", tmp_path / "swarm" / "ann").out
-                assert "the run's key was replaced once on" in local and "this node has followed" in local
+                # What it shows is written every few seconds.
+                ann.wait_for("its own status", lambda: "the run's key was replaced once on" in local_status(tmp_path))
+                assert "this node has followed" in local_status(tmp_path)
                 assert parse(swarm.invite()).key == new.public_key
                 status = swarm.status()
                 assert status is not None and status.key_changes == 1

@@ -86,6 +86,15 @@ async def test_a_cancelled_receiver_loses_nothing(ends: Ends) -> None:
     assert got == sent
 
 
+async def test_what_is_put_back_is_read_next(ends: Ends) -> None:
+    ends.other.send(b"abcdef")
+    got = await ends.stream.receive()
+    ends.stream.unread(got[2:])
+    ends.other.send(b"gh")
+    assert await ends.stream.receive(3) == b"cde" and await ends.stream.receive() == b"f"
+    assert await ends.stream.receive() == b"gh"
+
+
 async def test_what_nobody_waits_for_stays_with_the_system(ends: Ends) -> None:
     ends.other.send(b"1")
     assert await ends.stream.receive() == b"1"
