@@ -130,7 +130,7 @@ class Exchange:
         """Return the pieces to ask of the source in one request now, and count their bytes."""
         if self._pause_s() > 0:
             return ()
-        limit, peer, plan, talk = self._at_once, self._talk.peer, self._common.plan, self._talk
+        limit, peer, plan, talk = self._pieces_at_once(), self._talk.peer, self._common.plan, self._talk
         if plan.is_full(peer) or (limit > 1 and not plan.room_for_run(peer, limit)):
             return ()
         now_s = anyio.current_time()
@@ -142,8 +142,8 @@ class Exchange:
         self._common.rate.charge(self._bytes_of(run))
         return run
 
-    @property
-    def _at_once(self) -> int:
+    def _pieces_at_once(self) -> int:
+        """Return how many pieces to ask for in one request; a peer that gives runs gets a window for them."""
         talk, plan, piece_s = self._talk, self._common.plan, self._common.rate.duration_s(self._artifact.piece_bytes)
         if isinstance(talk.client, MirrorClient):
             limit = talk.client.at_once

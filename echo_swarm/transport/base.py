@@ -18,7 +18,7 @@ from echo_swarm.identity import PeerId
 Handler = Callable[[ByteStream, PeerId], Awaitable[None]]
 """Serves one incoming stream. The host closes the stream when it returns and logs what it raises."""
 
-Room = Callable[[], memoryview]
+GiveBuffer = Callable[[], memoryview]
 """Gives a buffer that is not empty, of which the beginning may be filled."""
 
 
@@ -26,7 +26,7 @@ Room = Callable[[], memoryview]
 class ReceivesInto(Protocol):
     """A stream that can spare its reader a copy."""
 
-    async def receive_into(self, room: Room) -> int:
+    async def receive_into(self, give_buffer: GiveBuffer) -> int:
         """Ask for a buffer once something has arrived, put that there, and return how many bytes it was.
 
         Raises what `ByteReceiveStream.receive` raises. The buffer may change once this has returned.

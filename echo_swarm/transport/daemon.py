@@ -225,17 +225,27 @@ class Daemon(P2P):
                 self._tasks.start_soon(self._run_handler, HivemindStream(connection))
 
     async def _run_handler(self, stream: HivemindStream) -> None:
+        try:
+            if (asked := await self._asked_for(stream)) is not None:
+                handler, peer = asked
+                await handler(stream, peer)
+        finally:
+            stream.abort()
+
+    async def _asked_for(
+        self, stream: HivemindStream
+    ) -> tuple[Callable[[HivemindStream, PeerId], Awaitable[None]], PeerId] | None:
+        """Read from p2pd whose stream it is and what for; None if that does not come."""
         info = p2pd_pb2.StreamInfo()
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
                 await read_message(stream, info)
             handler, peer = self._handlers[info.proto], PeerId(PeerID(info.peer).to_base58())
-            self._note_address(peer, bytes(info.addr))
-            await handler(stream, peer)
         except (anyio.EndOfStream, anyio.BrokenResourceError, OSError, ValueError, KeyError) as e:
             logger.debug("an incoming stream was lost before it began: %r", e)
-        finally:
-            stream.abort()
+            return None
+        self._note_address(peer, bytes(info.addr))
+        return handler, peer
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Read what p2pd prints until it ends."""

@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream
 
-from echo_swarm.transport.base import Room
+from echo_swarm.transport.base import GiveBuffer
 
 SEND_BUFFER_BYTES = 1 << 19
 """Asked of the system, which may give less: fewer turns for the same bytes."""
@@ -38,7 +38,7 @@ class HivemindStream(ByteStream):
         self._closed = False
         self._watched = False
         """Whether the loop tells us when there is something to read."""
-        self._room: Room = lambda: memoryview(b"")
+        self._give_buffer: GiveBuffer = lambda: memoryview(b"")
         self._filled = memoryview(b"")
         self._came: asyncio.Future[int] | None = None
         """Of the receiver that waits: how many bytes were put into its buffer."""
@@ -66,7 +66,7 @@ class HivemindStream(ByteStream):
         buffer = memoryview(bytearray(max_bytes))
         return bytes(buffer[: await self.receive_into(lambda: buffer)])
 
-    async def receive_into(self, room: Room) -> int:
+    async def receive_into(self, give_buffer: GiveBuffer) -> int:
         """Ask for a buffer once something has arrived, put that there, and return how many bytes it was.
 
         As `receive` otherwise. Who waits for long need not hold a buffer.
@@ -77,9 +77,9 @@ class HivemindStream(ByteStream):
             raise anyio.BusyResourceError("receiving from")
         if self._returned:
             await anyio.lowlevel.checkpoint_if_cancelled()
-            count = self._take_returned(room())
+            count = self._take_returned(give_buffer())
         else:
-            count = await self._wait(room)
+            count = await self._wait(give_buffer)
         if not count:
             raise anyio.EndOfStream
         return count
@@ -93,8 +93,8 @@ class HivemindStream(ByteStream):
         buffer[:count], self._returned = self._returned[:count], self._returned[count:]
         return count
 
-    async def _wait(self, room: Room) -> int:
-        self._room, self._came = room, self._loop.create_future()
+    async def _wait(self, give_buffer: GiveBuffer) -> int:
+        self._give_buffer, self._came = give_buffer, self._loop.create_future()
         if not self._watched:
             self._watched = True
             self._loop.add_reader(self._socket, self._on_readable)
@@ -115,7 +115,7 @@ class HivemindStream(ByteStream):
             self._watched = False
             self._loop.remove_reader(self._socket)
             return
-        self._filled = self._room()
+        self._filled = self._give_buffer()
         try:
             self._came.set_result(self._socket.recv_into(self._filled))
         except BlockingIOError:
