@@ -15,7 +15,7 @@ No name comes from a message: the run id is 32 hex digits, the version a number,
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from echo_swarm.checkpoint.files import allocated_bytes, free_bytes, publish_file, read_range, remove_file, size_of
@@ -89,10 +89,8 @@ class VersionStore(ManifestShelf):
 
     def whole(self, digest: bytes) -> Path | None:
         """Return the path of a whole artifact, whichever version has it."""
-        paths = (
-            self._whole_path(version, artifact) for version, artifact in self._artifacts() if artifact.digest == digest
-        )
-        return next((path for path in paths if path is not None), None)
+        paths = (self._whole_path(version, artifact) for version, artifact in self._artifacts(digest))
+        return next(filter(None, paths), None)
 
     def complete_versions(self, kind: ArtifactKind) -> list[int]:
         """Return the versions that have a whole artifact of that kind, ascending."""
@@ -105,28 +103,32 @@ class VersionStore(ManifestShelf):
         return [digest for _, digest in sorted(whole, key=lambda item: item[0] not in bases)][:limit]
 
     def verify(
-        self, version: int, kind: ArtifactKind, precision: str | None = None, told: Told = untold
+        self, version: int, kind: ArtifactKind, precision: str | None = None, told: Told = untold, afresh: bool = False
     ) -> Path | None:
-        """Return the path of a whole artifact after hashing it (once in this process); None when it is not good.
+        """Return the path of a whole artifact after hashing it; None when it is not good.
 
-        A damaged file is turned back into a download that keeps its good pieces.
+        It is hashed once in this process, or again if that is to be `afresh`. A damaged file is turned back into a
+        download that keeps its good pieces.
         """
         artifact = self._artifact(version, kind, precision)
         path = None if artifact is None else self._whole_path(version, artifact)
         if artifact is None or path is None:
             return None
-        checked = self._checked_map(artifact)
-        if checked.complete or file_digest(path, told) == artifact.digest:
-            self._checked[artifact.digest] = PieceMap.full(artifact.piece_count)
+        if (self._checked_map(artifact).complete and not afresh) or file_digest(path, told) == artifact.digest:
+            self.mark_verified([artifact])
             return path
         self._demote(version, artifact)
         return None
 
+    def mark_verified(self, artifacts: Iterable[Artifact]) -> None:
+        """Take whole files as hashed in this process: the caller has just read them back."""
+        with self._lock:
+            self._checked |= {artifact.digest: PieceMap.full(artifact.piece_count) for artifact in artifacts}
+
     def verify_digest(self, digest: bytes, told: Told = untold) -> Path | None:
         """Do the same for an artifact, whichever version has it."""
-        held = [(v, a) for v, a in self._artifacts() if a.digest == digest and self._whole_path(v, a) is not None]
-        paths = (self.verify(version, artifact.kind, artifact.precision, told) for version, artifact in held)
-        return next((path for path in paths if path is not None), None)
+        held = [(v, a) for v, a in self._artifacts(digest) if self._whole_path(v, a) is not None]
+        return next(filter(None, (self.verify(v, a.kind, a.precision, told) for v, a in held)), None)
 
     # Downloads.
 
@@ -157,7 +159,7 @@ class VersionStore(ManifestShelf):
         """Give a complete download its final name; see `PartialArtifact.finish`."""
         path = partial.finish(told)
         if path is not None:
-            self._checked[partial.artifact.digest] = PieceMap.full(partial.artifact.piece_count)
+            self.mark_verified([partial.artifact])
         return path
 
     def close_partial(self, partial: PartialArtifact) -> None:
@@ -180,8 +182,8 @@ class VersionStore(ManifestShelf):
         """Return which pieces of an artifact can be served; None when nothing is known of it."""
         if (growing := self.growing(digest)) is not None:
             return growing.copy()
-        for version, artifact in self._artifacts():
-            if artifact.digest == digest and self._whole_path(version, artifact) is not None:
+        for version, artifact in self._artifacts(digest):
+            if self._whole_path(version, artifact) is not None:
                 return PieceMap.full(artifact.piece_count)
         return None
 
@@ -198,8 +200,8 @@ class VersionStore(ManifestShelf):
             partial = self._open.get(digest)
         if partial is not None and (data := partial.read(index, count)) is not None:
             return data
-        for version, artifact in self._artifacts():
-            if artifact.digest == digest and index < artifact.piece_count:
+        for version, artifact in self._artifacts(digest):
+            if index < artifact.piece_count:
                 data = self._read_whole(version, artifact, index, count)
                 if data is not None:
                     return data
@@ -290,10 +292,11 @@ class VersionStore(ManifestShelf):
 
     # Reading.
 
-    def _artifacts(self) -> list[tuple[int, Artifact]]:
-        """Return all known artifacts, newest version first."""
+    def _artifacts(self, digest: bytes | None = None) -> list[tuple[int, Artifact]]:
+        """Return all known artifacts, or all with a digest, newest version first."""
         with self._lock:
-            return [(v, a) for v in sorted(self._manifests, reverse=True) for a in self._manifests[v].message.artifacts]
+            newest_first = sorted(self._manifests.items(), reverse=True)
+        return [(v, a) for v, signed in newest_first for a in signed.message.artifacts if digest in (None, a.digest)]
 
     def _artifact(self, version: int, kind: ArtifactKind, precision: str | None) -> Artifact | None:
         signed = self._manifests.get(version)

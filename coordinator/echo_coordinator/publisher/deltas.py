@@ -42,7 +42,7 @@ def _make(store: VersionStore, before: Signed[CheckpointManifest], target: Artif
     base = before.message.artifact(target.kind, target.precision)
     if base is None or base.size_bytes != target.size_bytes or base.digest == target.digest:
         return None
-    base_path = store.verify(version, base.kind, base.precision)
+    base_path = store.verify(version, base.kind, base.precision, afresh=True)
     if base_path is None:
         return None
     max_bytes = int(MAX_SHARE * target.size_bytes)

@@ -151,6 +151,7 @@ class Publisher:
             self._store.discard_unpublished(version)
             raise
         self._store.add(signed)
+        self._store.mark_verified(artifacts)  # `_pack` has read them back.
         self._check_durable(signed)
         self._store.save_head(signed)
         return signed

@@ -42,6 +42,20 @@ def publisher_of(folder: Path, *, identity=None, clock=None, max_staleness=1, ke
     )
 
 
+async def test_what_was_just_published_is_not_hashed_again_to_be_served_but_after_a_restart_it_is(
+    tmp_path, monkeypatch
+):
+    publisher, hashed = publisher_of(tmp_path), []
+    monkeypatch.setattr("echo_swarm.checkpoint.store.sha256", lambda data: hashed.append(len(data)) or sha256(data))
+    weights = weights_of(tmp_path, 0)
+    (artifact,) = (await publisher.publish(0, [weights])).message.artifacts
+    piece = weights.path.read_bytes()[: 1 << 16]
+    assert publisher._store.read_piece(artifact.digest, 0) == piece and not hashed
+    publisher._store.artifact_path(0, ArtifactKind.SAFETENSORS).write_bytes(bytes(artifact.size_bytes))
+    restarted = publisher_of(tmp_path)._store
+    assert restarted.read_piece(artifact.digest, 0) is None and hashed == [1 << 16]
+
+
 async def test_versions_form_a_chain_that_a_node_trusts(tmp_path):
     publisher, identity = publisher_of(tmp_path), Identity.from_seed(bytes(32))
     head = TrustedHead(run_id=RUN_ID, publisher_key=identity.public_key)
