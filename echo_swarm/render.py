@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from echo_swarm.status import AuditStatus, ClassStatus, EvaluationStatus, NodeStatus, RunStatus
+from echo_swarm.status import AuditStatus, ClassStatus, EvaluationStatus, NodeStatus, RunStatus, StreamStatus
 from echo_swarm.tables import Column, FittedTable
 from echo_swarm.transfer_table import transfers_parts
 from echo_swarm.wire import clean
@@ -223,6 +223,10 @@ def _fact_rows(status: RunStatus) -> Iterable[tuple[str, str]]:
         "served",
         f"{size(status.bytes_served_coordinator)} by the coordinator, {size(status.bytes_served_peers)} by peers",
     )
+    if ended := "; ".join(
+        f"{service}: {words}" for service, entry in status.streams.items() if (words := _ended(entry))
+    ):
+        yield "streams ended", ended
     if status.nodes:
         yield "nodes", _nodes_summary(status.nodes)
 
@@ -241,6 +245,17 @@ def _audits(audits: AuditStatus) -> str:
     others = ((audits.not_made, "could not be made"), (audits.missed, "missed"))
     words += "".join(f", {count} {what}" for count, what in others if count)
     return f"{words}; {audits.trainer_share:.1%} of the trainer's time"
+
+
+def _ended(streams: StreamStatus) -> str:
+    """Return the causes that there were, those first that tell of a flood."""
+    causes = (
+        (streams.crowded_streams, "too slow while memory was full"),
+        (streams.evicted_streams, "not in use while places were full"),
+        (streams.refused_streams, "beyond what a peer may open"),
+        (streams.malformed_streams, "broke the protocol"),
+    )
+    return ", ".join(f"{count} {cause}" for count, cause in causes if count)
 
 
 def _rejected(by_reason: dict[str, int]) -> str:

@@ -200,6 +200,19 @@ class VersionTransfers(_Part):
     faults_left_out: int = 0
 
 
+class StreamStatus(_Part):
+    """Streams of peers that one of the coordinator's services turned away or ended since it started, by cause."""
+
+    crowded_streams: int = 0
+    """Slow with what they held while the memory of all peers together was full and others waited for it."""
+    evicted_streams: int = 0
+    """Not in use while another peer needed the place."""
+    refused_streams: int = 0
+    """Beyond the number that a peer, or all together, may have."""
+    malformed_streams: int = 0
+    """The peer broke the protocol."""
+
+
 class RunStatus(_Part):
     """Everything `status` shows."""
 
@@ -235,6 +248,8 @@ class RunStatus(_Part):
     evaluations: list[EvaluationStatus] = Field(default_factory=list[EvaluationStatus])
     bytes_served_coordinator: int = 0
     bytes_served_peers: int = 0
+    streams: dict[str, StreamStatus] = Field(default_factory=dict[str, StreamStatus])
+    """By service: `work` (leases and pushes) and `pieces` (of versions)."""
     transfers: list[VersionTransfers] = Field(default_factory=list[VersionTransfers])
     """The last versions, the newest first."""
     transfers_refused: dict[str, int] = Field(default_factory=dict[str, int])

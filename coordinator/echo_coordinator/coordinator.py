@@ -170,6 +170,7 @@ async def run_coordinator(
         max_bytes = settings.network.service_bytes
         server = RpcServer(host, WORK_PROTOCOL, max_request_bytes=MAX_REQUEST_BYTES, max_bytes=max_bytes)
         _work_service(coordinator, publishing, ground.run_manifest, host).register(server)
+        coordinator.reporter.traffic["work"] = server.traffic
         await coordinator.reporter.refresh()
         async with server, anyio.create_task_group() as tasks:
             # Closed before the tasks are cancelled: a wait cancelled in closing would hide what the block raised.

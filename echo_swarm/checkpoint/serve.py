@@ -43,7 +43,7 @@ from echo_swarm.identity import PeerId
 from echo_swarm.manifest import MAX_PIECE_BYTES, MAX_RUN_BYTES
 from echo_swarm.succession import KeyChain
 from echo_swarm.transport.base import Host
-from echo_swarm.transport.rpc import RpcServer, reserve_answer, typed
+from echo_swarm.transport.rpc import RpcServer, TrafficLedger, reserve_answer, typed
 
 Key = TypeVar("Key")
 
@@ -118,6 +118,11 @@ class BlobServer:
         if allocates:
             self._rpc.method("offer", typed(OfferRequest, self._offer))
         self._rpc.method("piece", typed(PieceRequest, self._piece))
+
+    @property
+    def traffic(self) -> TrafficLedger:
+        """What its peers called, and the streams that ended otherwise than by them."""
+        return self._rpc.traffic
 
     async def __aenter__(self) -> "BlobServer":
         """Answer from now on."""

@@ -1,18 +1,34 @@
 """The status of a run that hostile peers report to: real coordinator, a network in memory; the children stand in."""
 
+import contextlib
+import io
+import json
+import struct
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import pytest
+from anyio.abc import ByteStream
+from rich.console import Console
 
+from echo_coordinator.commands.show import show_status
+from echo_coordinator.config import NetworkSection
 from echo_coordinator.loops.reporting import LISTED_NODES, LISTED_WARNINGS
 from echo_coordinator.state.roster import MAX_ENTRIES
+from echo_coordinator.state.service import MAX_REQUEST_BYTES
 from echo_coordinator.state.transfers import KEPT_VERSIONS, LISTED_FAULTS
+from echo_swarm.checkpoint.blob import BLOB_PROTOCOL
 from echo_swarm.identity import Identity, PeerId
 from echo_swarm.manifest import Artifact, ArtifactKind, CheckpointManifest
 from echo_swarm.trajectory import Reason
 from echo_swarm.transfers import FaultReason, SourceBytes, SourceFault, Transfer
+from echo_swarm.transport.frames import Kind, encode_frame
 from echo_swarm.transport.rpc import RpcClient, call_message
 from echo_swarm.work import WORK_PROTOCOL, Beat, Hello, Role, StatusReply, StatusRequest
+from tests.swarm.support.node_harness import until
 from tests.swarm.support.whole_run import make_run
 
 pytestmark = pytest.mark.anyio
@@ -66,6 +82,47 @@ async def test_the_status_can_be_had_whatever_and_however_many_peers_report(tmp_
     assert len(status["transfers"]) == KEPT_VERSIONS
     assert all(len(entry["faults"]) == LISTED_FAULTS for entry in status["transfers"])
     assert status["warnings"][-1] == f"and {MAX_ENTRIES - LISTED_WARNINGS} more"
+
+
+async def test_streams_that_a_flood_cost_show_in_the_status_with_their_service_and_cause(tmp_path: Path):
+    run = make_run(tmp_path)
+    run.settings = run.settings.model_copy(update={"network": NetworkSection(service_bytes=16 << 20)})
+    body = b"".join(encode_frame(Kind.CALL, 1, "push", {"data": b"x" * (MAX_REQUEST_BYTES - 4096)}))
+    run.folder.settings.touch()  # The command line looks for it.
+    half_a_push = struct.pack("<I", len(body)) + body[:4000]
+    async with AsyncExitStack() as stack:
+        coordinator = await stack.enter_async_context(run.coordinator())
+        assert "streams ended" not in await _shown(run.folder.root)
+
+        async def opened(protocol: str) -> ByteStream:
+            host = await stack.enter_async_context(run.network.host(Identity.generate(), outbound_only=True))
+            return await host.open_stream(run.identity.peer_id, protocol, timeout_s=5)
+
+        for _ in range(2):  # There is room for one such push: the second waits for the first.
+            await (await opened(WORK_PROTOCOL)).send(half_a_push)
+        await (await opened(BLOB_PROTOCOL)).send(struct.pack("<I", 5) + b"hello")
+
+        def counted() -> bool:
+            streams = coordinator.reporter.status().streams
+            return streams["work"].crowded_streams > 0 and streams["pieces"].malformed_streams > 0
+
+        await until(counted, "both are counted")
+        text = await _shown(run.folder.root)
+        streams = json.loads(await _shown(run.folder.root, as_json=True))["streams"]
+    assert "streams ended" in text and "too slow while memory was full" in text and "1 broke the protocol" in text
+    assert streams["work"]["crowded_streams"] >= 1
+    assert streams["pieces"] == {
+        "crowded_streams": 0, "evicted_streams": 0, "refused_streams": 0, "malformed_streams": 1,
+    }  # fmt: skip
+
+
+async def _shown(root: Path, *, as_json: bool = False) -> str:
+    """Return what `echo-coordinator status` prints, asked as it asks: over the control socket, by another loop."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        show = partial(show_status, root, Console(width=200, file=printed), as_json=as_json)
+        await anyio.to_thread.run_sync(show)
+    return printed.getvalue()
 
 
 def _manifest(version: int) -> CheckpointManifest:

@@ -12,8 +12,9 @@ from echo_coordinator.state.probe_report import class_statuses
 from echo_coordinator.state.run_state import RunState
 from echo_coordinator.state.slices import Sliced, at_once, in_slices
 from echo_swarm.checkpoint.serve import BlobServer
-from echo_swarm.status import ClassStatus, EvaluationStatus, RunStatus, UpdateStatus
+from echo_swarm.status import ClassStatus, EvaluationStatus, RunStatus, StreamStatus, UpdateStatus
 from echo_swarm.succession import RunKeys
+from echo_swarm.transport.rpc import TrafficLedger
 
 RECENT_UPDATES = 60
 FORGET_AFTER_S = 3600.0
@@ -56,6 +57,8 @@ class Reporter:
         self.extra_warnings: list[str] = []
         self.keys: RunKeys | None = None
         """The run's; None if it never had another."""
+        self.traffic: dict[str, TrafficLedger] = {"pieces": blobs.traffic}
+        """What each service counted."""
 
     def warn(self, line: str) -> None:
         """Show a warning from now on."""
@@ -116,6 +119,7 @@ class Reporter:
             ],
             bytes_served_coordinator=self._blobs.bytes_served,
             bytes_served_peers=min(MAX_COUNT, sum(node.bytes_served for node in nodes)),
+            streams={service: _stream_status(ledger) for service, ledger in self.traffic.items()},
             transfers=transfers,
             transfers_refused=core.counters.of(TRANSFERS),
             key_changes=0 if self.keys is None else len(self.keys.chain.links),
@@ -167,6 +171,15 @@ class Reporter:
 def _shortened(warnings: list[str]) -> list[str]:
     left_out = len(warnings) - LISTED_WARNINGS
     return warnings if left_out <= 0 else [*warnings[:LISTED_WARNINGS], f"and {left_out} more"]
+
+
+def _stream_status(ledger: TrafficLedger) -> StreamStatus:
+    return StreamStatus(
+        crowded_streams=ledger.crowded_streams,
+        evicted_streams=ledger.evicted_streams,
+        refused_streams=ledger.refused_streams,
+        malformed_streams=ledger.malformed_streams,
+    )
 
 
 def _update_status(record: UpdateRecord) -> UpdateStatus:

@@ -131,6 +131,16 @@ def test_the_first_evaluation_stays_visible_beside_the_last():
     assert "v0: 0.000  …  v150: 0.150" in line and line.strip().endswith("v190: 0.190")
 
 
+def test_streams_that_were_ended_stand_with_their_service_and_cause_and_only_if_there_were_any():
+    quiet = {"work": {"crowded_streams": 0}, "pieces": {}}
+    assert "streams ended" not in shown(streams=quiet) and "streams ended" not in shown()
+    text = shown(
+        width=200, streams={"work": {"crowded_streams": 31, "malformed_streams": 2}, "pieces": {"evicted_streams": 1}}
+    )
+    assert "work: 31 too slow while memory was full, 2 broke the protocol" in text
+    assert "; pieces: 1 not in use while places were full" in text
+
+
 def test_warnings_are_marked():
     assert "! mind the gap" in shown(warnings=["mind the gap"])
 
