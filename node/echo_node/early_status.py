@@ -27,13 +27,14 @@ def noting(config: NodeConfig, invite: Invite, peer: PeerId, clock: Clock) -> Ca
     It blocks for one small file. That it cannot be written is told later, by the node itself.
     """
     path = StatePaths(state_dir=config.state_dir, run_id=invite.run).status
-    started_at = clock.wall_s()
+    started_at, started_up_s = clock.wall_s(), clock.monotonic_s()
     before = _before(path) or LocalStatus(
         run_id=invite.run, peer_id=peer, pid=0, written_at=0.0, started_at=0.0, beat_s=BEAT_S, state=""
     )
 
     def note(state: str) -> None:
-        now = {**stamp(clock), "pid": os.getpid(), "started_at": started_at, "beat_s": BEAT_S}
+        up_s = clock.monotonic_s() - started_up_s
+        now = {**stamp(clock), "pid": os.getpid(), "started_at": started_at, "up_s": up_s, "beat_s": BEAT_S}
         gone = {"loaded_version": None, "tokens": 0, "tokens_per_s": 0.0, "swaps": (), "standing": ""}
         status = before.model_copy(
             update={**now, **gone, "peer_id": peer, "role": config.role.value, "running": True, "state": state[:128]}

@@ -170,6 +170,7 @@ class Seeder:
             blobs=self.blobs,
             link=self.link,
             started_at=self._seams.clock.wall_s(),
+            started_up_s=self._seams.clock.monotonic_s(),
         )
 
     def stop(self) -> None:

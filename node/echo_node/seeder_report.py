@@ -43,6 +43,9 @@ class SeederReport:
     blobs: BlobServer
     link: Link
     started_at: float
+    """On the wall clock."""
+    started_up_s: float
+    """The same moment on the monotonic one."""
     instance: bytes = field(default_factory=lambda: os.urandom(16))
 
     @property
@@ -105,6 +108,7 @@ class SeederReport:
             pid=os.getpid(),
             **stamp(self.clock),
             started_at=self.started_at,
+            up_s=self.clock.monotonic_s() - self.started_up_s,
             beat_s=beat_s,
             running=not ending,
             state=ending or self.activity.headline,

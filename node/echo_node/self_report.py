@@ -70,6 +70,7 @@ class SelfReport:
         self._link = link
         self._instance = os.urandom(16)
         self._started_at = clock.wall_s()
+        self._started_up_s = clock.monotonic_s()
 
     def hello(self) -> Hello:
         """Return the introduction, the same instance for the life of the process."""
@@ -119,6 +120,7 @@ class SelfReport:
             pid=os.getpid(),
             **stamp(self._clock),
             started_at=self._started_at,
+            up_s=self._clock.monotonic_s() - self._started_up_s,
             beat_s=beat_s,
             running=not ending,
             state=ending or self._activity.headline,

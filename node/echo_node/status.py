@@ -65,6 +65,9 @@ class LocalStatus(BaseModel):
     boot: str = ""
     """See `liveness.Stamp`."""
     started_at: float
+    """Seconds since 1970, by the machine's clock at that time."""
+    up_s: float = 0.0
+    """From the start until this was written, on the clock that nobody sets; a sleep of the machine does not count."""
     beat_s: float
     running: bool = True
     """False in the last one, written when the node leaves."""
@@ -167,7 +170,7 @@ def in_words(rejected: Mapping[str, int]) -> dict[str, int]:
 
 def summary_lines(status: LocalStatus) -> list[str]:
     """Return what the machine did, for the end of a join."""
-    taken = duration(max(0.0, status.written_at - status.started_at))
+    taken = duration(status.up_s)
     if status.role == Role.SEEDER:
         return [f"seeded for {taken}: {held_words(status)}", _traffic(status)]
     rejected = sum(status.rejected.values())

@@ -7,6 +7,7 @@ import pytest
 from anyio.abc import TaskStatus
 
 from echo_node.outbox import Dropped
+from echo_node.status import summary_lines
 from echo_swarm.errors import RemoteError
 from echo_swarm.identity import PeerId
 from echo_swarm.wire import Message
@@ -121,6 +122,22 @@ async def test_a_machine_that_wakes_up_connects_anew_at_once_and_names_its_clock
     slept = [line for line in running.lines if line.endswith("connecting to the coordinator anew")]
     assert "8 h" in slept[0] and len(slept) == 2
     assert sum("warning: this machine's clock is" in line for line in running.lines) == 1
+
+
+@pytest.mark.parametrize("set_by_s", [-5 * HOUR_S, 5 * HOUR_S])
+async def test_how_long_a_node_took_part_is_told_right_though_its_clock_was_set_meanwhile(
+    tmp_path: Path, set_by_s: float
+):
+    swarm, clock = make_swarm(tmp_path), SetClock()
+    swarm.coordinator.publish(0)
+    async with swarm.serving(), swarm.node(clock=clock) as running:
+        await until(lambda: running.node.status().loaded_version == 0)
+        clock.wall_ahead_s += set_by_s  # Somebody sets it; no time passes.
+        assert 0 <= running.node.status().up_s < HOUR_S
+        clock.wall_ahead_s += 2 * HOUR_S  # Two hours pass on both.
+        clock.monotonic_ahead_s += 2 * HOUR_S
+        farewell = summary_lines(running.node.status())
+    assert farewell[0].startswith("took part for 2 h")
 
 
 async def test_a_hello_that_took_long_is_not_taken_for_a_wrong_clock(tmp_path: Path):

@@ -12,13 +12,14 @@ import pytest
 from echo_node.config import NodeConfig
 from echo_node.node import Outcome
 from echo_node.seeder import Seeder, SeederSeams
-from echo_swarm.clock import SystemClock
+from echo_node.status import summary_lines
+from echo_swarm.clock import Clock, SystemClock
 from echo_swarm.directory.memory import MemoryDirectory
 from echo_swarm.identity import Identity
 from echo_swarm.manifest import ArtifactKind
 from echo_swarm.transport.memory import MemoryHost
 from echo_swarm.work import Role
-from tests.swarm.support.node_harness import PATIENCE_S, Swarm, make_swarm, until
+from tests.swarm.support.node_harness import PATIENCE_S, SetClock, Swarm, make_swarm, until
 
 pytestmark = pytest.mark.anyio
 
@@ -35,12 +36,14 @@ class RunningSeeder:
 
 
 @asynccontextmanager
-async def seeding(swarm: Swarm, name: str = "seeder", **settings: Any) -> AsyncGenerator[RunningSeeder]:
+async def seeding(
+    swarm: Swarm, name: str = "seeder", *, clock: Clock | None = None, **settings: Any
+) -> AsyncGenerator[RunningSeeder]:
     """Run a seeder; leaving the block kills it."""
     identity = Identity.from_seed(name.encode().ljust(32, b"."))
     lines: list[str] = []
     async with swarm.network.host(identity) as host, anyio.create_task_group() as tasks:
-        clock = SystemClock()
+        clock = clock or SystemClock()
         seams = SeederSeams(
             host=host,
             directory=MemoryDirectory(swarm.directory, identity, clock),
@@ -63,6 +66,15 @@ async def seeding(swarm: Swarm, name: str = "seeder", **settings: Any) -> AsyncG
 
 def holds(running: RunningSeeder, version: int) -> bool:
     return version in running.seeder.status().held_versions
+
+
+async def test_how_long_a_seeder_served_is_told_right_though_its_clock_was_set_meanwhile(tmp_path: Path):
+    swarm, clock = make_swarm(tmp_path), SetClock()
+    async with seeding(swarm, clock=clock) as running:
+        clock.wall_ahead_s -= 5 * 3600.0  # Somebody sets it; no time passes.
+        clock.wall_ahead_s += 7200.0  # Two hours pass on both.
+        clock.monotonic_ahead_s += 7200.0
+        assert summary_lines(running.seeder.status())[0].startswith("seeded for 2 h")
 
 
 async def test_a_seeder_holds_every_file_of_a_version_and_asks_for_no_work(tmp_path: Path):

@@ -43,6 +43,7 @@ def local_status(**changes: object) -> LocalStatus:
         "pid": 1,
         "written_at": time.time(),
         "started_at": time.time() - 60.5,
+        "up_s": 60.5,
         "beat_s": 5.0,
         "state": "sampling with version 3",
         "accepted": 7,
