@@ -14,7 +14,7 @@ from benchmarks._distribution_spread import Scale, say
 from benchmarks._distribution_workers import PartFailed, Workers
 from benchmarks._report import ROOT
 
-ROUNDS = 3
+ROUNDS = 7
 COPY_S = 120.0
 GUESS_S = 60.0
 """Stands in for the time of a plain copy, from which deadlines follow."""

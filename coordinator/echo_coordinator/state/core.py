@@ -113,7 +113,7 @@ class RunCore:
 
     def seed_of(self, lease: LiveLease, member: int) -> int:
         """Return the sampling seed of a member of a lease."""
-        return member_seed(self.settings.seed, lease.group_id, member, lease.attempts[member])
+        return member_seed(self.settings.seed, lease.group_id, member, lease.draws[member])
 
     def temperature(self, kind: Kind) -> float:
         """Return what completions of a kind are sampled at."""

@@ -35,7 +35,7 @@ _MIGRATIONS: tuple[str, ...] = (
         min_version INTEGER NOT NULL,
         max_version INTEGER,
         orphaned INTEGER NOT NULL,
-        attempts BLOB NOT NULL,       -- msgpack {member: attempt}
+        attempts BLOB NOT NULL,       -- msgpack {member: number of its seed}
         verdicts BLOB NOT NULL        -- msgpack {member: [digest, reason, detail]}
     ) WITHOUT ROWID;
     CREATE INDEX leases_by_group ON leases (group_id);

@@ -80,6 +80,8 @@ class Slot:
     """Tries that failed so far."""
     spared: int = 0
     """Those of them that do not count: handed back unfinished, or a peer's second failure (`tries`)."""
+    redrawn: int = 0
+    """Those of them whose completion had been accepted before it was taken back."""
     losers: tuple[str, ...] = ()
     """Whose failures were counted. Not kept over a restart."""
     lost_since: float | None = None
@@ -88,6 +90,15 @@ class Slot:
     """The lease that holds or filled it."""
     work: Work | None = None
     reward: float | None = None
+
+    @property
+    def draw(self) -> int:
+        """Number of its seed: what one peer does not deliver is drawn again by another (docs/adr/0018-seeds.md).
+
+        A new seed comes once two tries are used up, since it may be the seed at which backends fail, or when nobody
+        can gain by it.
+        """
+        return self.redrawn + (self.attempt - self.spared) // 2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,20 +125,26 @@ class Group:
         """Return the members in that state, ascending."""
         return [member for member, slot in enumerate(self.slots) if slot.state is state]
 
-    def drop(self, member: int, max_attempts: int, *, spared: bool = False) -> None:
-        """Take back a slot: open again with another seed, or void when it was tried often enough.
+    def drop(self, member: int, max_attempts: int, *, spared: bool = False, accepted: bool = False) -> None:
+        """Take back a slot: open again, or void when it was tried often enough.
 
-        `spared`: this was no try. Who hands work back, or fails again and again, could void whatever it leases.
+        Args:
+            member: whose slot.
+            max_attempts: tries after which it is void.
+            spared: this was no try. Who hands work back, or fails again and again, could void whatever it leases.
+            accepted: its completion had been; the next one has another seed.
+
         """
         slot = self.slots[member]
         slot.attempt += 1
+        slot.redrawn += accepted
         slot.spared += spared and slot.spared < MAX_SPARED
         slot.state = SlotState.VOID if slot.attempt - slot.spared >= max_attempts else SlotState.OPEN
         slot.lease_id, slot.work, slot.reward = None, None, None
 
     def reopen(self, member: int, max_attempts: int, *, spared: bool = False) -> None:
         """Take back a scored slot; a group that was ready is under way again."""
-        self.drop(member, max_attempts, spared=spared)
+        self.drop(member, max_attempts, spared=spared, accepted=True)
         if self.state is GroupState.READY:
             self.state, self.no_signal = GroupState.ACTIVE, False
 

@@ -158,7 +158,7 @@ class Intake:
         lease = self._leases.get(trajectory.lease_id) or past.get(trajectory.lease_id)
         if lease is None or lease.peer != peer or lease.group_id != trajectory.group_id:
             return _refuse(plan, Reason.NO_LEASE, "this peer has no such lease")
-        if member not in lease.attempts:
+        if member not in lease.draws:
             return _refuse(plan, Reason.NO_LEASE, "the lease does not cover this member")
         digest = work_digest(trajectory)
         stored = lease.verdicts.get(member)

@@ -38,8 +38,8 @@ class LiveLease:
     lease_id: bytes
     peer: PeerId
     group_id: int
-    attempts: dict[int, int]
-    """Attempt (hence seed) of each member it covers."""
+    draws: dict[int, int]
+    """Number of the seed of each member it covers."""
     outstanding: set[int]
     """Members it still holds."""
     deadline: float
@@ -317,7 +317,7 @@ class LeaseBook:
             lease_id=lease_id,
             peer=peer,
             group_id=group.group_id,
-            attempts={member: group.slots[member].attempt for member in members},
+            draws={member: group.slots[member].draw for member in members},
             outstanding=set(members),
             deadline=now + self._settings.lease_s,
             hard_deadline=now + self.pace.longest_s(peer),

@@ -80,15 +80,18 @@ class Plausibility:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._seen: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
-        """Digest of improbable token ids → lease and member that delivered them first."""
+        self._seen: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        """Digest of improbable token ids → group and member that they were first delivered for.
+
+        Who delivers them for the same one again is no copier: what could not be stored is drawn again with its seed.
+        """
         self._signs: OrderedDict[tuple[int, int], str] = OrderedDict()
 
     def look(self, made: Trajectory) -> Judgement:
         """Return ACCEPTED, or that this is a copy; note what makes an audit certain."""
         logprobs = np.frombuffer(made.logprobs, dtype="<f4")
         ids = np.frombuffer(made.token_ids, dtype="<u4")
-        digest, place = hashlib.sha256(made.token_ids).digest()[:16], (made.lease_id, made.member)
+        digest, place = hashlib.sha256(made.token_ids).digest()[:16], (made.group_id, made.member)
         improbable = nats(logprobs)
         known = self._seen.get(digest, place) != place
         if known and improbable > COPY_NATS:

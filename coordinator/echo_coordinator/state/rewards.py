@@ -78,6 +78,6 @@ class Rewards:
         peer = PeerId(work.peer if work else "")
         core = self._core
         spared = not core.leases.tries.uses_up(group.slots[member], peer, core.clock.monotonic_s())
-        group.drop(member, core.settings.max_attempts, spared=spared)
+        group.drop(member, core.settings.max_attempts, spared=spared, accepted=True)
         core.groups.mark(group)
         core.on_dropped([Dropped(peer=peer, group=group, member=member, cause="unscorable")])

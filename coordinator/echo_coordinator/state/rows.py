@@ -27,11 +27,11 @@ def pack_slots(slots: Sequence[Slot]) -> bytes:
 def unpack_slots(data: bytes) -> list[Slot]:
     """Inverse of `pack_slots`."""
     slots: list[Slot] = []
-    for state, attempt, lease_id, reward, work, *spared in _msgpack.unpackb(data):  # Not in rows of older versions.
+    for state, attempt, lease_id, reward, work, *more in _msgpack.unpackb(data):
         keys = ("peer", "digest", "tokens_digest", "oldest_version", "tokens", "size_bytes")
         made = None if work is None else Work(**dict(zip(keys, work, strict=True)))
         slot = Slot(state=SlotState(state), attempt=attempt, lease_id=lease_id, reward=reward, work=made)
-        slot.spared = spared[0] if spared else 0
+        slot.spared, slot.redrawn = (*more, *(0, attempt)[len(more) :])  # Not in rows of older versions.
         slots.append(slot)
     return slots
 
@@ -47,6 +47,7 @@ def _slot_row(slot: Slot) -> list[object]:
         slot.reward,
         work,
         slot.spared,
+        slot.redrawn,
     ]  # An enumeration's word is packed as text.
 
 
@@ -138,7 +139,7 @@ def write_leases(db: Connection, leases: Iterable[LiveLease]) -> None:
                 lease.min_version,
                 lease.max_version,
                 lease.orphaned,
-                _msgpack.packb(lease.attempts),
+                _msgpack.packb(lease.draws),
                 _msgpack.packb({m: (v.digest, v.reason, v.detail) for m, v in lease.verdicts.items()}),
             )
             for lease in leases
@@ -166,13 +167,13 @@ def load_group_leases(db: Connection, group_id: int, *, deadline: float, hard_de
 
 
 def _lease(row: tuple[Any, ...], *, deadline: float, hard_deadline: float) -> LiveLease:
-    lease_id, peer, group_id, low, high, orphaned, attempts, verdicts = row
+    lease_id, peer, group_id, low, high, orphaned, draws, verdicts = row
     stored: dict[int, tuple[bytes, str, str]] = _msgpack.unpackb(verdicts, strict_map_key=False)
     return LiveLease(
         lease_id=lease_id,
         peer=PeerId(peer),
         group_id=group_id,
-        attempts=_msgpack.unpackb(attempts, strict_map_key=False),
+        draws=_msgpack.unpackb(draws, strict_map_key=False),
         outstanding=set(),
         deadline=deadline,
         hard_deadline=hard_deadline,

@@ -100,7 +100,7 @@ class Run:
             precision="float32",
         )
         greedy = group is not None and group.kind == "eval"
-        ids = [10 + (lease.group_id + member) % 50, 11 + lease.attempts.get(member, 0), END]
+        ids = [10 + (lease.group_id + member) % 50, 11 + lease.draws.get(member, 0), END]
         fields: dict[str, Any] = dict(
             lease_id=lease.lease_id,
             group_id=lease.group_id,
@@ -108,7 +108,7 @@ class Run:
             prompt_digest=group.prompt_digest if group else prompt_digest(b""),
             policy=policy,
             temperature=0.0 if greedy else core.settings.temperature,
-            seed=core.seed_of(lease, member) if member in lease.attempts else 0,
+            seed=core.seed_of(lease, member) if member in lease.draws else 0,
             finish_reason=FinishReason.STOP,
             token_ids=codec.pack_u32(ids),
             logprobs=codec.pack_f32([0.0 if greedy else -0.5] * len(ids)),
@@ -150,7 +150,7 @@ class Run:
         for lease in leases:
             made = [self.complete(lease, member, version=version) for member in sorted(lease.outstanding)]
             assert set(await self.reasons(name, made)) == {Reason.ACCEPTED}
-        return sum(len(lease.attempts) for lease in leases)
+        return sum(len(lease.draws) for lease in leases)
 
     async def score(self, reward: Callable[[int, int], float | None] = lambda group, member: float(member % 2)) -> int:
         """Score all that waits."""

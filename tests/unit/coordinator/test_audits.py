@@ -128,7 +128,7 @@ async def test_a_failed_audit_takes_back_what_was_not_trained_and_stops_the_peer
         assert not any(lease.outstanding for lease in held)
         assert run.state.audits.word(run.peer("ann")) == "suspended"
         assert run.state.bars(run.peer("ann")) and not run.state.bars(run.peer("bob"))
-        verdicts = await run.push("ann", [run.complete(held[0], min(held[0].attempts))])
+        verdicts = await run.push("ann", [run.complete(held[0], min(held[0].draws))])
         assert verdicts[0].reason is Reason.LATE and "two nats off" in verdicts[0].detail
         assert any("two nats off" in event.text for event in await run.state.core.events(5))
         assert any("two nats off" in warning for warning in run.state.warnings())

@@ -54,7 +54,7 @@ class Book:
 
 
 def members(leases: list[LiveLease]) -> list[tuple[int, list[int]]]:
-    return [(lease.group_id, sorted(lease.attempts)) for lease in leases]
+    return [(lease.group_id, sorted(lease.draws)) for lease in leases]
 
 
 def test_the_oldest_group_is_completed_first_and_may_be_split():
@@ -77,12 +77,12 @@ def test_slow_nodes_get_smaller_shares_and_a_lone_node_all_it_can_take(speed: fl
     """A completion is taken to be 50 tokens long, a share to last 20 s."""
     made = Book()
     made.show(ANN, 64)
-    assert sum(len(lease.attempts) for lease in made.grant(ANN, speed=speed, alone=alone)) == share
+    assert sum(len(lease.draws) for lease in made.grant(ANN, speed=speed, alone=alone)) == share
 
 
 def test_a_newcomer_gets_the_probe_whatever_it_claims_and_no_more_by_asking_again():
     made = Book(train=100)
-    assert sum(len(lease.attempts) for lease in made.grant(ANN, speed=1e6)) == 4
+    assert sum(len(lease.draws) for lease in made.grant(ANN, speed=1e6)) == 4
     assert made.grant(ANN, speed=1e6) == []
     assert made.book.share(ANN, capacity=1, tokens_per_s=1e6, alone=False, now=0) == 0
 
@@ -105,7 +105,7 @@ def test_what_one_peer_failed_at_goes_to_others_first_and_comes_back_to_it():
     assert made.grant(ANN, speed=1e6, now=10) == []
     assert members(made.grant(BOB, 1, speed=1e6, now=10)) == [(0, [0])]
     assert members(made.grant(ANN, 1, alone=True, now=10)) == [(0, [1])]
-    assert [len(lease.attempts) for lease in made.grant(ANN, speed=1e6, now=70)] == [1]
+    assert [len(lease.draws) for lease in made.grant(ANN, speed=1e6, now=70)] == [1]
 
 
 def test_one_peer_that_fails_at_once_whatever_it_gets_uses_up_one_try_of_a_group():
@@ -212,7 +212,7 @@ def test_what_a_silent_peer_holds_is_taken_back_when_others_have_nothing_left_to
 
 def test_a_peer_never_has_more_in_flight_than_its_quota():
     made = Book(max_in_flight_per_peer=5)
-    assert sum(len(lease.attempts) for lease in made.grant(ANN, alone=True)) == 5
+    assert sum(len(lease.draws) for lease in made.grant(ANN, alone=True)) == 5
     assert made.grant(ANN, alone=True) == []
     assert made.book.share(ANN, capacity=1, tokens_per_s=0, alone=True, now=0) == 0
 
@@ -225,7 +225,7 @@ def test_a_lease_that_is_not_renewed_returns_its_slots():
     assert [(d.member, d.cause) for d in made.book.expire(10)] == [(m, "expired") for m in range(4)]
     assert made.book.renew(ANN, [lease.lease_id], 11) == [lease.lease_id]
     (again,) = made.grant(BOB, alone=True, now=11)
-    assert again.attempts == {m: 1 for m in range(4)}
+    assert again.draws == {m: 0 for m in range(4)}
 
 
 def test_beats_renew_a_lease_up_to_its_hard_limit():
@@ -275,7 +275,7 @@ def test_shares_follow_the_length_of_completions():
     made.show(ANN, 64)
     for _ in range(500):
         made.book.learn_length(10)
-    assert sum(len(lease.attempts) for lease in made.grant(ANN, speed=10)) == 19
+    assert sum(len(lease.draws) for lease in made.grant(ANN, speed=10)) == 19
 
 
 def test_leases_of_a_group_that_is_gone_are_forgotten():

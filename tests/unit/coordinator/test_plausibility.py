@@ -64,6 +64,17 @@ async def test_what_was_taken_back_keeps_nobody_else_from_delivering_it(open_sta
         assert await deliver(run, "bob", TEXT, drawn(40)) is Reason.ACCEPTED
 
 
+async def test_who_draws_again_what_could_not_be_stored_is_no_copier(open_state: OpenRun):
+    async with open_state(max_tokens=64) as run:
+        await run.publish(0)
+        await run.fill()
+        (lease,) = run.grant("ann", 1)
+        made = run.complete(lease, 0, token_ids=pack_u32(TEXT), logprobs=pack_f32(drawn(40)))
+        for lease_id, member, reason in ((1, 0, Reason.ACCEPTED), (2, 0, Reason.ACCEPTED), (2, 1, Reason.COPIED)):
+            again = made.model_copy(update={"lease_id": bytes([lease_id] * 16), "member": member})
+            assert run.state.intake.look(again).reason is reason
+
+
 async def test_probable_texts_may_coincide(open_state: OpenRun):
     async with open_state(max_tokens=64) as run:
         await run.publish(0)

@@ -50,7 +50,7 @@ async def test_sequential_work_is_pinned_and_one_reply_hands_out_the_step_in_ord
         await run.publish(0)
         assert await run.fill() == 3
         leases = run.grant("ann")
-        assert [(lease.group_id, sorted(lease.attempts)) for lease in leases] == [(g, [0, 1, 2, 3]) for g in range(3)]
+        assert [(lease.group_id, sorted(lease.draws)) for lease in leases] == [(g, [0, 1, 2, 3]) for g in range(3)]
         assert {(lease.min_version, lease.max_version) for lease in leases} == {(0, 0)}
 
 
@@ -79,7 +79,7 @@ async def test_in_flight_work_is_back_at_target_right_after_a_version_is_publish
         await run.commit(batch, 1)
         assert run.state.admission.wanted == 16
         await run.fill()
-        assert sum(len(lease.attempts) for lease in run.grant("ann")) == 64
+        assert sum(len(lease.draws) for lease in run.grant("ann")) == 64
         assert run.state.admission.in_flight == run.state.admission.capacity == 64
 
 
@@ -179,7 +179,7 @@ async def test_a_prompt_that_always_fails_is_dropped_after_3_tries_and_the_rest_
                         core.leases.release(run.peer("ann"), [lease.lease_id], "failed: too long", 0, failed=True)
                     )
                 else:
-                    await run.push("ann", [run.complete(lease, m) for m in lease.attempts])
+                    await run.push("ann", [run.complete(lease, m) for m in lease.draws])
         assert tries == 3
         assert core.counters.of("dropped_groups") == {"incomplete_group": 1}
         await run.score()
@@ -209,7 +209,7 @@ async def test_a_rejected_completion_is_sampled_again_by_somebody(open_state):
         reject = iter([True, False, False, False] * 8)
         while leases := run.grant("ann"):
             for lease in leases:
-                made = [run.complete(lease, m, temperature=9.0 if next(reject, False) else 1.0) for m in lease.attempts]
+                made = [run.complete(lease, m, temperature=9.0 if next(reject, False) else 1.0) for m in lease.draws]
                 await run.push("ann", made)
         await run.score()
         assert len((await ready_batch(run)).groups) == 2
@@ -222,7 +222,7 @@ async def test_a_filter_that_rejects_everything_leads_to_a_clear_state(open_stat
         while (state := await wait_state(run)).reason is not Waiting.FAILING:
             await run.fill()
             for lease in run.grant("ann"):
-                await run.push("ann", [run.complete(lease, m, seed=1) for m in lease.attempts])
+                await run.push("ann", [run.complete(lease, m, seed=1) for m in lease.draws])
         assert "wrong_sampling" in state.detail
 
 
