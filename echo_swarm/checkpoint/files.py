@@ -66,6 +66,14 @@ def publish_file(temporary: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, durably. Raises OSError."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make names inside a folder durable, where the system can."""
     if os.name != "posix":

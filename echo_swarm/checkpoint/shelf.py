@@ -10,7 +10,7 @@ import re
 import threading
 from pathlib import Path
 
-from echo_swarm.checkpoint.files import explained, read_file, remove_file, remove_folder, write_atomically
+from echo_swarm.checkpoint.files import explained, make_folder, read_file, remove_file, remove_folder, write_atomically
 from echo_swarm.envelope import OVERHEAD_BYTES, Signed, unseal
 from echo_swarm.epoch import EPOCH_LIMITS, MAX_EPOCH_BYTES, NO_EPOCH, Epoch, Rank
 from echo_swarm.errors import LocalFault, PeerFault, UsageError
@@ -40,7 +40,7 @@ class ManifestShelf:
         self.run_id = run_id
         self._lock = threading.RLock()
         self._manifests: dict[int, Signed[CheckpointManifest]] = {}
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         self._scan()
         self._head = self._read_manifest(self.folder / "head.bin")
         self.owes_epoch = False
@@ -156,7 +156,7 @@ class ManifestShelf:
                 raise LocalFault(f"{folder} holds another manifest of version {version}; move the folder away")
             if known is None:
                 with explained(folder):
-                    folder.mkdir(exist_ok=True)
+                    make_folder(folder)
                 write_atomically(folder / "manifest.bin", signed.raw)
                 self._manifests[version] = signed
         return folder

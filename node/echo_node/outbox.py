@@ -18,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from echo_swarm.checkpoint.files import make_folder
 from echo_swarm.errors import LocalFault, StorageFull, UsageError
 
 DEFAULT_MAX_BYTES = 256 << 20
@@ -71,7 +72,7 @@ class Outbox:
         self._max_bytes = max_bytes
         self._path = path
         self._lock = threading.Lock()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
             self._db.execute("PRAGMA journal_mode=WAL")

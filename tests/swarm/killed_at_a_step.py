@@ -1,10 +1,11 @@
 """Does one thing with a store, over and over, and is killed one step later each time: at every change of the disk.
 
-    python -m tests.swarm.killed_at_a_step SCENARIO TEMPLATE FOLDER
+    python -m tests.swarm.killed_at_a_step SCENARIO TEMPLATE FOLDER [power]
 
 Run n happens in FOLDER/n, a copy of what TEMPLATE has for the scenario, in a process of its own that sends itself
 SIGKILL before its n-th step. Prints lines on each: the pieces that were called verified, the step, how it ended. The
-last run is not killed. Of many writes in a row, one piece after the other, some steps are left out.
+last run is not killed. Of many writes in a row, one piece after the other, some steps are left out. With `power`,
+FOLDER/n is left as after a power cut (`support.power_cut`), the last one as after a cut at its end.
 """
 
 import io
@@ -31,6 +32,7 @@ from echo_swarm.clock import SystemClock
 from echo_swarm.envelope import Signed, unseal
 from echo_swarm.identity import Identity
 from echo_swarm.manifest import MANIFEST_LIMITS, Artifact, ArtifactKind, CheckpointManifest
+from tests.swarm.support.power_cut import FlushedTree
 
 RUN_ID = "0123456789abcdef" * 2
 KIND = ArtifactKind.SAFETENSORS
@@ -130,18 +132,22 @@ SCENARIOS: dict[str, Callable[[Path, Path], None]] = {
 class _Steps:
     """Kills this process before the n-th change of the disk. A profiler: it sees the calls of C functions."""
 
-    def __init__(self, last: int, tell: int) -> None:
+    def __init__(self, last: int, tell: int, cut: Callable[[], None]) -> None:
         self._left = last
         self._tell = tell
+        self._cut = cut
         self._lock = threading.Lock()
 
     def __call__(self, _frame: FrameType, event: str, called: object) -> None:
         if event != "c_call" or not is_step(called):
             return
+        if self._left <= 0:
+            return  # What is left after a power cut is being written.
         with self._lock:
             self._left -= 1
             if self._left == 0:
                 os.write(self._tell, getattr(called, "__name__", "").encode())
+                self._cut()
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -166,9 +172,17 @@ def _tell_pieces() -> None:
     PartialArtifact.write = told
 
 
+def _cut(root: Path) -> Callable[[], None]:
+    """Return what writes beside a folder how a power cut would leave it."""
+    flushed = FlushedTree(root)
+    flushed.watch()
+    return lambda: flushed.write(root.with_suffix(".cut"))
+
+
 def main() -> None:
     """Fork for each step, so that everything is imported once."""
     scenario, template, folder = SCENARIOS[sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3])
+    power = "power" in sys.argv[4:]
     _tell_pieces()
     last, in_a_row = 1, 0
     while True:
@@ -177,15 +191,21 @@ def main() -> None:
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
-            steps = _Steps(last, writer)
+            cut = _cut(root) if power else lambda: None
+            steps = _Steps(last, writer, cut)
             threading.setprofile(steps)
             sys.setprofile(steps)
             scenario(root, template)
+            sys.setprofile(None)
+            cut()
             os._exit(0)
         os.close(writer)
         with open(reader, encoding="ascii") as pipe:
             before = pipe.read()
         _, status = os.waitpid(child, 0)
+        if power:
+            shutil.rmtree(root)
+            root.with_suffix(".cut").rename(root)
         ended = {"run": last, "before": before, "status": os.waitstatus_to_exitcode(status)}
         print(json.dumps(ended), flush=True)
         if status == 0:

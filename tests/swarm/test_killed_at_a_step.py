@@ -1,4 +1,7 @@
-"""Killed before any change of its disk, a store goes on with what was verified, and calls nothing else whole."""
+"""Killed before any change of its disk, a store goes on with what was verified, and calls nothing else whole.
+
+The same when the power goes, but for what had not been flushed.
+"""
 
 import json
 import shutil
@@ -72,9 +75,10 @@ def store_of(root: Path) -> VersionStore:
     return VersionStore(root, steps.RUN_ID)
 
 
-def runs(scenario: str, template: Path, folder: Path) -> Iterator[Killed]:
-    """Kill at each step; return what was killed."""
+def runs(scenario: str, template: Path, folder: Path, *, power: bool = False) -> Iterator[Killed]:
+    """Kill at each step; return what was killed. With `power`, cut that, and once more at the end."""
     command = [sys.executable, "-m", "tests.swarm.killed_at_a_step", scenario, str(template), str(folder)]
+    command += ["power"] if power else []
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     killed = Killed(folder)
     for line in map(json.loads, done.stdout.splitlines()):
@@ -82,9 +86,9 @@ def runs(scenario: str, template: Path, folder: Path) -> Iterator[Killed]:
             killed.verified[line["verified"]] += 1
             continue
         killed.root, killed.before = folder / str(line["run"]), line["before"]
-        if line["status"] == 0:
+        if line["status"] == 0 and not power:
             return
-        assert line["status"] == -9, (scenario, line)
+        assert line["status"] == (-9 if killed.before else 0), (scenario, line)
         yield killed
         killed = Killed(folder)
 
@@ -126,10 +130,13 @@ def check_end(store: VersionStore, *, versions: list[int]) -> None:
         assert store.verify(version, steps.KIND) is not None
 
 
-def test_killed_before_any_step_a_rotation_leaves_the_old_key_or_the_new_one(template: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("power", [False, True])
+def test_killed_before_any_step_a_rotation_leaves_the_old_key_or_the_new_one(
+    power: bool, template: Path, tmp_path: Path
+) -> None:
     old = load(RunFolder(template / "rotate").key)
     states: list[bool] = []
-    for killed in runs("rotate", template, tmp_path):
+    for killed in runs("rotate", template, tmp_path, power=power):
         folder = RunFolder(killed.root)
         key = load_run_key(folder, steps.RUN_ID)
         known = known_keys(folder, steps.RUN_ID, key)
@@ -169,6 +176,32 @@ def test_killed_before_any_step_it_goes_on_with_what_was_verified(
         check_end(after, versions=versions)
         assert before is None or after.manifest(1) == before
         assert after.head() is None or after.head().message.policy_version == versions[-1]
+        shutil.rmtree(killed.root)
+        count += 1
+    assert count >= least, count
+
+
+@pytest.mark.parametrize(
+    ("scenario", "versions", "least"),
+    [
+        ("download", [1], 12),
+        ("apply", [0, 1], 18),
+        ("prune", [2], 5),
+        ("repair", [0, 1, 2], 5),
+        ("publish", [0, 1], 12),
+    ],
+)
+def test_a_power_cut_at_any_step_costs_what_was_not_flushed_and_what_had_ended_is_there(
+    scenario: str, versions: list[int], least: int, template: Path, tmp_path: Path
+) -> None:
+    count = 0
+    for killed in runs(scenario, template, tmp_path, power=True):
+        store = check_whole(killed.root, rotten=scenario == "repair")
+        if not killed.before:
+            whole = [version for version in store.versions() if store.verify(version, steps.KIND)]
+            assert set(versions) <= set(whole), "it had ended"
+        steps.SCENARIOS[scenario](killed.root, template)
+        check_end(check_whole(killed.root), versions=versions)
         shutil.rmtree(killed.root)
         count += 1
     assert count >= least, count

@@ -37,7 +37,7 @@ from echo_coordinator.trainer.batch import Group, Member, TrainingBatch
 from echo_coordinator.trainer.client import Ready
 from echo_coordinator.trainer.client import Trained as TrainedUpdate
 from echo_coordinator.trainer.settings import TrainerConfig
-from echo_swarm.checkpoint.files import explained
+from echo_swarm.checkpoint.files import explained, make_folder
 from echo_swarm.clock import Clock
 from echo_swarm.errors import BackendFailed
 from echo_swarm.transport.tasks import background_tasks
@@ -275,7 +275,7 @@ def _write_batch(batch: Batch, update: int, path: Path) -> None:
         data_position={"next_prompt_index": max(group.prompt_index for group in batch.groups) + 1},
     )
     with explained(path):
-        path.parent.mkdir(exist_ok=True)
+        make_folder(path.parent)
         batch_file.write(made, path)
 
 

@@ -18,7 +18,7 @@ import anyio.to_thread
 from echo_coordinator.epochs import Fence
 from echo_coordinator.publisher.deltas import make_deltas
 from echo_coordinator.publisher.pack import pack, reread
-from echo_swarm.checkpoint.files import explained
+from echo_swarm.checkpoint.files import explained, make_folder
 from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.checkpoint.retention import check_retention
 from echo_swarm.checkpoint.store import VersionStore
@@ -185,7 +185,7 @@ class Publisher:
         folder = self._store.version_folder(version)
         self._store.check_room(sum(_size(file.path) for file in weights), f"version {version}")
         with explained(folder):
-            folder.mkdir(exist_ok=True)
+            make_folder(folder)
         artifacts: list[Artifact] = []
         for file in weights:
             artifact = pack(file.path, folder, kind=file.kind, precision=file.precision, base_digest=file.base_digest)

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from echo_swarm.checkpoint.files import make_folder
 from echo_swarm.errors import BackendFailed, StorageFull
 
 STATE_FILE = "state.json"
@@ -137,7 +138,7 @@ class Checkpoints:
             BackendFailed: what was read again is not what was written.
 
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         final = self.folder / folder_name(state.policy_version)
         temporary = self.folder / f".{final.name}.{os.getpid()}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
