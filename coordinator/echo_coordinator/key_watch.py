@@ -12,6 +12,7 @@ from random import Random
 import anyio
 
 from echo_swarm.checkpoint.blob import ask_keys
+from echo_swarm.checkpoint.reach import near_enough, nearest
 from echo_swarm.directory.base import Directory, head_topic, peers_topic
 from echo_swarm.directory.reading import newest_peers, signed_by_earlier_key
 from echo_swarm.errors import PeerFault, PeerUnreachable, TakenOver
@@ -77,7 +78,7 @@ class KeyWatch:
     async def _ask(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         try:
             with anyio.fail_after(2 * ASK_S):
-                for address in addresses[:MAX_ASKED]:
+                for address in near_enough(addresses, nearest(self._host.addresses))[:MAX_ASKED]:
                     with contextlib.suppress(PeerUnreachable):
                         if await self._host.connect(address, timeout_s=ASK_S) == peer:
                             break

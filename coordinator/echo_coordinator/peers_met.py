@@ -8,6 +8,7 @@ import anyio.to_thread
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.state.run_state import RunState
 from echo_swarm.checkpoint.known_peers import remember
+from echo_swarm.checkpoint.reach import nearest
 from echo_swarm.errors import LocalFault
 from echo_swarm.transport.base import Host
 from echo_swarm.work import Role
@@ -36,6 +37,6 @@ def _met(state: RunState) -> list[tuple[str, ...]]:
 
 def _write(folder: RunFolder, met: list[tuple[str, ...]], own: tuple[str, ...]) -> None:
     try:
-        remember(folder.peers, met, own)
+        remember(folder.peers, met, own, nearest(own))
     except LocalFault as e:
         log.warning("where peers can be reached could not be written down: %s", e)

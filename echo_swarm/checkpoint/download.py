@@ -88,7 +88,7 @@ class Download:
             end=self._end,
         )
         self._talks: dict[PeerId, Conversation] = {}
-        self._hints = Hints(host, self._reached)
+        self._hints = Hints(host, settings.near, self._reached)
         self._over = anyio.Event()
         self._source_ended = anyio.Event()
         """Or there is another."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from echo_swarm.checkpoint.reach import is_mirror
+from echo_swarm.checkpoint.reach import Reach, is_mirror
 from echo_swarm.errors import Unavailable
 from echo_swarm.identity import PeerId
 from echo_swarm.transfers import LIES, FaultReason
@@ -66,6 +66,8 @@ class FetchSettings:
     enough_sources: int = 4
     """With so many being asked, `greet_s` passes before it is asked again: those name others, and a search of the
     directory costs more bytes with every peer in it."""
+    near: Reach = Reach.GLOBAL
+    """How near an address of a peer may be that another one names."""
     starve_s: float = 20.0
     """How long to wait while nobody who is asked has a piece that is missing; and, when `sources` is a callable, for a
     provider to appear when none is left."""

@@ -2,19 +2,19 @@
 
 A name that one peer gave must not stand in the way of what others say: each teller has a share of its own, an address
 that did not answer is forgotten after a while, and what is remembered is peer and address together. Private and
-loopback addresses are dialled only at the word of one who was itself reached at such an address: else anybody could
-make this peer knock at doors inside its own network. Names (`/dns4/...`) are never dialled at the word of a peer: where
-they lead is decided by whoever answers the question, at the moment of dialling, and peers know their own addresses.
+loopback addresses are dialled only in a run that is itself so near, and only at the word of one who was itself reached
+at such an address: else anybody could make this peer knock at doors inside its own network. Names (`/dns4/...`) are
+never dialled at the word of a peer: where they lead is decided by whoever answers the question, at the moment of
+dialling, and peers know their own addresses.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from ipaddress import ip_address
+from collections.abc import Callable, Sequence
 
 import anyio
 from anyio.abc import TaskGroup
 
-from echo_swarm.checkpoint.reach import Reach, reach_of
+from echo_swarm.checkpoint.reach import Reach, near_enough, nearest
 from echo_swarm.errors import PeerUnreachable
 from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
@@ -29,21 +29,20 @@ MAX_HINTED = 512
 REST_S = 30.0
 """An address that did not answer is not dialled again for so long."""
 
-_METADATA = ("169.254.169.254", "169.254.170.2", "fe80::a9fe:a9fe")
-"""Of clouds, among link-local addresses."""
-
 
 class Hints:
     """The hints of one download.
 
     Args:
         host: dials.
+        near: how near an address may be, whoever names it.
         reached: told of each peer that answers under the name by which it was named.
 
     """
 
-    def __init__(self, host: Host, reached: Callable[[PeerId], None]) -> None:
+    def __init__(self, host: Host, near: Reach, reached: Callable[[PeerId], None]) -> None:
         self._host = host
+        self._near = near
         self._reached = reached
         self._met: set[PeerId] = {host.peer_id}
         self._not_before_s: dict[tuple[PeerId, str], float] = {}
@@ -54,13 +53,13 @@ class Hints:
         """Dial somebody whom `teller` named, where that was not tried just now."""
         if peer in self._met:
             return
-        near = nearest([self._host.dialled(teller)])
+        near = min(self._near, nearest([self._host.dialled(teller)]))
         chosen: list[str] = []
-        for address in addresses:
+        for address in near_enough(addresses, near):
             known = (peer, address) in self._not_before_s
             full = self._by_teller[teller] >= MAX_PER_TELLER or (not known and len(self._not_before_s) >= MAX_HINTED)
             resting = anyio.current_time() < self._not_before_s.get((peer, address), 0.0)
-            if full or resting or nearness(address) > near:
+            if full or resting:
                 continue
             self._by_teller[teller] += 1
             self._not_before_s[peer, address] = float("inf")
@@ -78,35 +77,3 @@ class Hints:
                 except PeerUnreachable:
                     pass
                 self._not_before_s[peer, address] = anyio.current_time() + REST_S
-
-
-def nearness(address: str | None) -> int:
-    """Return how near an address must be, rising: anywhere, in the same private network, on this machine, nowhere.
-
-    Names, and whatever else begins with no plain IP address, are nowhere.
-    """
-    parts = (address or "").split("/")
-    if len(parts) > 1 and parts[1] == "memory":
-        return Reach.GLOBAL  # A network inside this process.
-    if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
-        return Reach.NEVER
-    try:
-        ip = ip_address(parts[2].partition("%")[0])
-    except ValueError:
-        return Reach.NEVER
-    if ip.is_unspecified:
-        return Reach.LOOPBACK
-    if ip.is_link_local and str(ip) not in _METADATA:
-        return Reach.PRIVATE  # Machines on one cable without a router find each other there.
-    return reach_of(str(ip))
-
-
-def nearest(addresses: Iterable[str | None]) -> int:
-    """Return how near addresses may be for one that is known at these: as near as the farthest of them.
-
-    Who is known by a name, which the run's owner or this machine's gave, counts as far away.
-    """
-    known = list(addresses)
-    if any(not (address or "").startswith(("/ip4/", "/ip6/")) for address in known):
-        return Reach.GLOBAL
-    return min((near for near in map(nearness, known) if near != Reach.NEVER), default=int(Reach.GLOBAL))

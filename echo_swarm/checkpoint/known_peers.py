@@ -1,8 +1,8 @@
 """Addresses of peers that were met, kept on disk: ways back into a run's network when the usual ones are gone.
 
 A JSON list of multiaddresses, those met last first. They are hints: whoever answers there proves who it is. What peers
-said of themselves is kept only as far as it makes sense from here: a peer of the public Internet cannot make this one
-knock at doors of its own network after the next start.
+said of themselves is kept only as far as it may be dialled (see `reach`): no peer can make this one knock at doors of
+its own network after the next start.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_swarm.checkpoint.files import read_file, write_atomically
-from echo_swarm.checkpoint.hints import nearest, nearness
+from echo_swarm.checkpoint.reach import Reach, near_enough
 from echo_swarm.errors import UsageError
 from echo_swarm.identity import public_key_of
 
@@ -33,20 +33,20 @@ def read_known(path: Path) -> tuple[str, ...]:
     return tuple(value for value in values[:MAX_KNOWN] if isinstance(value, str) and _peer_in(value))  # pyright: ignore[reportUnknownVariableType]
 
 
-def remember(path: Path, met: Iterable[Sequence[str]], own: Sequence[str]) -> None:
+def remember(path: Path, met: Iterable[Sequence[str]], own: Sequence[str], near: Reach) -> None:
     """Put peers' addresses in front of those kept at `path`, MAX_KNOWN in all. Raises LocalFault.
 
     Args:
         path: the file.
         met: the addresses of each peer.
-        own: our own addresses, for how near an address may be.
+        own: our own addresses, which are left out.
+        near: how near an address may be.
 
     """
-    near = nearest(own)
     ours = {_peer_in(address) for address in own}
     kept: dict[str, None] = {}
     for addresses in met:
-        fitting = [a for a in addresses if nearness(a) <= near and _peer_in(a) and _peer_in(a) not in ours]
+        fitting = [a for a in near_enough(addresses, near) if _peer_in(a) and _peer_in(a) not in ours]
         kept |= dict.fromkeys(fitting[:MAX_PER_PEER])
     before = read_known(path)
     known = tuple(dict.fromkeys([*kept, *before]))[:MAX_KNOWN]

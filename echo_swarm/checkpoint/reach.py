@@ -1,7 +1,8 @@
-"""Which HTTP servers may be asked for pieces: plain URLs, and addresses that are no nearer than the run itself.
+"""How near addresses are, and how near those may be that others name: no nearer than the run itself.
 
-A run's manifest names mirrors, and mirrors redirect. Neither may lead into the networks of the machine that asks, so
-that what counts is the address that is dialled, after names were resolved (`Reach`).
+A run's manifest names mirrors, mirrors redirect, and peers say where they and others can be dialled. None of these may
+lead into the networks of the machine that dials (`docs/adr/0023-near-addresses.md`). Of mirrors the address counts that
+is dialled, after names were resolved; names that peers give are not dialled at all.
 """
 
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ _METADATA = (
 )
 """Where clouds answer their own machines with credentials, beside link-local addresses: Azure, Oracle, Alibaba, AWS,
 Google, Scaleway."""
+_LINK_LOCAL_METADATA = ("169.254.169.254", "169.254.170.2", "fe80::a9fe:a9fe")
 _NOWHERE = ("0.0.0.0/8", "192.0.0.0/24", "192.88.99.0/24", "fec0::/10", "2001:10::/28", "3fff::/20", "5f00::/16")
 """No hosts of the Internet, whatever the version of Python says of them: this network, protocol assignments, 6to4's
 relays, site-local addresses, ORCHID, documentation, segment routing."""
@@ -65,7 +67,7 @@ def reach_of(text: str) -> Reach:
 
 
 def reach_of_run(bootstrap: Iterable[str]) -> Reach:
-    """Return how near mirrors of a run may be: as near as the farthest of its bootstrap multiaddresses.
+    """Return how near mirrors and peers of a run may be: as near as the farthest of its bootstrap multiaddresses.
 
     A run with one public address, or a name, has public mirrors; one on loopback (a test) may have them there.
     """
@@ -75,6 +77,43 @@ def reach_of_run(bootstrap: Iterable[str]) -> Reach:
         reach = reach_of(host) if kind in ("ip4", "ip6") else Reach.GLOBAL
         found = min(found, Reach.GLOBAL if reach is Reach.NEVER else reach)
     return found
+
+
+def nearness(address: str | None) -> Reach:
+    """Return how near an address must be, rising: anywhere, in the same private network, on this machine, nowhere.
+
+    Names, and whatever else begins with no plain IP address, are nowhere.
+    """
+    parts = (address or "").split("/")
+    if len(parts) > 1 and parts[1] == "memory":
+        return Reach.GLOBAL  # A network inside this process.
+    if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
+        return Reach.NEVER
+    try:
+        ip = ip_address(parts[2].partition("%")[0])
+    except ValueError:
+        return Reach.NEVER
+    if ip.is_unspecified:
+        return Reach.LOOPBACK
+    if ip.is_link_local and str(ip) not in _LINK_LOCAL_METADATA:
+        return Reach.PRIVATE  # Machines on one cable without a router find each other there.
+    return reach_of(str(ip))
+
+
+def near_enough(addresses: Iterable[str], near: Reach, *, names: bool = False) -> list[str]:
+    """Return those of some multiaddresses that are no nearer than `near`; `names`: and those that begin with a name."""
+    return [a for a in addresses if nearness(a) <= near or (names and a.startswith("/dns"))]
+
+
+def nearest(addresses: Iterable[str | None]) -> Reach:
+    """Return how near addresses may be for one that is known at these: as near as the farthest of them.
+
+    Who is known by a name, which the run's owner or this machine's gave, counts as far away.
+    """
+    known = list(addresses)
+    if any(not (address or "").startswith(("/ip4/", "/ip6/")) for address in known):
+        return Reach.GLOBAL
+    return min((near for near in map(nearness, known) if near != Reach.NEVER), default=Reach.GLOBAL)
 
 
 def is_mirror(source: PeerId) -> bool:

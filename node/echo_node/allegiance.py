@@ -13,6 +13,7 @@ from echo_node.link import Link
 from echo_node.peers import Peers
 from echo_node.policy_sync import PolicySync
 from echo_swarm.checkpoint.fetch import Fetcher
+from echo_swarm.checkpoint.reach import Reach
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.checkpoint.trust import TrustedHead
 from echo_swarm.clock import Clock
@@ -67,9 +68,9 @@ class Seams(Protocol):
 
 
 def make_allegiance(
-    seams: Seams, invite: Invite, paths: StatePaths, store: VersionStore, activity: Activity
+    seams: Seams, invite: Invite, paths: StatePaths, store: VersionStore, activity: Activity, near: Reach
 ) -> Allegiance:
-    """Read what this node knew when it ended."""
+    """Read what this node knew when it ended. `near`: how near addresses may be that peers give."""
     host, directory, clock = seams.host, seams.directory, seams.clock
     keys = read_keys(paths.keys, invite)
     if keys.last is not None:
@@ -83,8 +84,10 @@ def make_allegiance(
     )
     for problem in trusted.damaged:
         activity.say(f"warning: a manifest on disk is damaged and was skipped ({problem})")
-    peers = Peers(host=host, directory=directory, run_id=invite.run, coordinator=keys.coordinator, clock=clock)
-    following = Following(host, invite, keys, path=paths.keys, say=activity.say, clock=clock)
+    peers = Peers(
+        host=host, directory=directory, run_id=invite.run, coordinator=keys.coordinator, near=near, clock=clock
+    )
+    following = Following(host, invite, keys, path=paths.keys, say=activity.say, near=near, clock=clock)
     following.directory = directory
     heads = Heads(
         host=host,

@@ -35,9 +35,16 @@ MaxUpload = Annotated[
 MaxDownload = Annotated[
     float | None, typer.Option(help="Most Mbit/s of model versions from others.", show_default=False)
 ]
+Hold = Annotated[
+    list[str] | None,
+    typer.Option(help="Of a seeder, repeatable: safetensors, gguf, delta, lora, lora-gguf; all by default."),
+]
 NoMirrors = Annotated[bool, typer.Option("--no-mirrors", help="Fetch from peers only, not from the run's web servers.")]
 PrivateMirrors = Annotated[
     bool, typer.Option("--private-mirrors", help="Let the run's web servers be in this network, or on this machine.")
+]
+PrivatePeers = Annotated[
+    bool, typer.Option("--private-peers", help="Look for peers in this network too, though the run is a public one.")
 ]
 
 
@@ -77,10 +84,8 @@ def join(
     ] = None,
     no_mirrors: NoMirrors = False,
     private_mirrors: PrivateMirrors = False,
-    hold: Annotated[
-        list[str] | None,
-        typer.Option(help="Of a seeder, repeatable: safetensors, gguf, delta, lora, lora-gguf; all by default."),
-    ] = None,
+    private_peers: PrivatePeers = False,
+    hold: Hold = None,
     patience: Patience = None,
     state_dir: StateDir = None,
 ) -> None:
@@ -107,6 +112,7 @@ def join(
         hold=tuple(hold) if hold else None,
         use_mirrors=not no_mirrors,
         private_mirrors=private_mirrors,
+        private_peers=private_peers,
         patience_s=patience,
     )
     take_part(config, parse(invite), Console())

@@ -63,6 +63,8 @@ class NodeConfig(BaseModel):
     """Whether to fetch from the HTTP mirrors that the run names."""
     private_mirrors: bool = False
     """Whether these may be at private and loopback addresses, though the run itself is not."""
+    private_peers: bool = False
+    """Whether peers may be dialled at private addresses that they or others give, though the run itself is public."""
     hold: Annotated[tuple[ArtifactKind, ...], Field(min_length=1)] | None = None
     """Of a seeder: the kinds of files that it stores and serves; None: all."""
     max_upload_mbit: Annotated[float, Field(ge=MIN_MBIT, le=1e6)] | None = None

@@ -19,6 +19,7 @@ from anyio import to_thread
 
 from echo_swarm.checkpoint.blob import ask_keys
 from echo_swarm.checkpoint.files import explained, read_file, write_atomically
+from echo_swarm.checkpoint.reach import Reach, near_enough
 from echo_swarm.clock import Clock
 from echo_swarm.directory.base import Directory, peers_topic
 from echo_swarm.directory.reading import newest_peers, signed_by_earlier_key
@@ -64,6 +65,7 @@ class Following:
         keys: shared with all who must know the run's key.
         path: where the chain is kept; None to forget it.
         say: tells a line to a person.
+        near: how near an address may be that is dialled because a record has it.
         clock: for how often a peer is asked.
 
     """
@@ -76,6 +78,7 @@ class Following:
         *,
         path: Path | None,
         say: Callable[[str], None],
+        near: Reach,
         clock: Clock,
         random_source: Random | None = None,
     ) -> None:
@@ -88,6 +91,7 @@ class Following:
         self._invite = invite
         self._path = path
         self._say = say
+        self._near = near
         self._clock = clock
         self._random = random_source or Random()
         self._looked_at_s = float("-inf")
@@ -192,7 +196,7 @@ class Following:
         before = self.keys.chain
         async with anyio.create_task_group() as tasks:
             for peer in chosen:
-                tasks.start_soon(self._dial_and_ask, peer, others[peer].addresses)
+                tasks.start_soon(self._dial_and_ask, peer, near_enough(others[peer].addresses, self._near))
             if lost:
                 for address in self._invite.boot:
                     peer = PeerId(address.rpartition("/p2p/")[2])

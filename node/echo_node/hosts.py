@@ -3,15 +3,16 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from anyio import to_thread
 
 from echo_node.following import Following, read_keys
 from echo_node.peers import Peers
+from echo_swarm.checkpoint.reach import Reach, reach_of_run
 from echo_swarm.clock import Clock, SystemClock
 from echo_swarm.directory.base import Directory
-from echo_swarm.errors import AnotherPeer
 from echo_swarm.identity import Identity
 from echo_swarm.invite import Invite
 from echo_swarm.transport.base import Host
@@ -29,6 +30,8 @@ class Network:
     directory: Directory
     following: Following
     """Of the run's key, until a node follows for itself."""
+    near: Reach
+    """How near addresses may be that peers give."""
 
 
 def peers_of(network: Network, invite: Invite, clock: Clock) -> Peers:
@@ -38,6 +41,7 @@ def peers_of(network: Network, invite: Invite, clock: Clock) -> Peers:
         directory=network.directory,
         run_id=invite.run,
         coordinator=network.following.keys.coordinator,
+        near=network.near,
         clock=clock,
     )
 
@@ -53,6 +57,7 @@ async def open_network(
     on_retry: OnRetry | None = None,
     known: Sequence[str] = (),
     alone: bool = False,
+    near: Reach | None = None,
     keys_path: Path | None = None,
     say: Callable[[str], None] = lambda _line: None,
 ) -> AsyncGenerator[Network]:
@@ -67,6 +72,7 @@ async def open_network(
         on_retry: told why none did, and the seconds until the next try.
         known: addresses of peers met earlier: one of them is as good as one of the invite's.
         alone: begin though nobody answers; the directory goes on trying.
+        near: how near addresses may be that peers give; as the invite says if None.
         keys_path: where it is kept which key the run has by now; None to learn that anew.
         say: told when the run has another key.
 
@@ -82,9 +88,8 @@ async def open_network(
     where = () if outbound_only else (tuple(listen) or LISTEN_EVERYWHERE)
     keys = await to_thread.run_sync(read_keys, keys_path, invite)
     boot = tuple(map(keys.address, invite.boot))
-
-    async def is_successor(host: Host, stranger: AnotherPeer) -> bool:
-        return await Following(host, invite, keys, path=keys_path, say=say, clock=SystemClock()).is_successor(stranger)
+    near = reach_of_run(invite.boot) if near is None else near
+    following_of = partial(Following, invite=invite, keys=keys, path=keys_path, say=say, near=near, clock=SystemClock())
 
     async with open_hivemind_host(
         identity,
@@ -92,12 +97,12 @@ async def open_network(
         bootstrap=() if alone else (*boot, *map(keys.address, known[:MAX_KNOWN_DIALLED])),
         patience_s=patience_s,
         on_retry=on_retry,
-        on_stranger=is_successor,
+        on_stranger=lambda host, stranger: following_of(host).is_successor(stranger),
     ) as host:
-        following = Following(host, invite, keys, path=keys_path, say=say, clock=SystemClock())
+        following = following_of(host)
         boot = tuple(map(keys.address, invite.boot))  # It may have been followed meanwhile.
         async with open_dht_directory(
             host, identity, client_mode=outbound_only, bootstrap=boot, known=known
         ) as directory:
             following.directory = directory
-            yield Network(host=host, directory=directory, following=following)
+            yield Network(host=host, directory=directory, following=following, near=near)

@@ -25,6 +25,7 @@ from echo_node.hosts import Network, open_network, peers_of
 from echo_node.instance import Instance, claim_identity
 from echo_node.introduction import learn_head, learn_run
 from echo_node.node import Node, NodeSeams, Outcome
+from echo_node.peers import near_of
 from echo_node.recall import keep_run, known_head, known_run
 from echo_node.signals import Stop, listen
 from echo_node.status import summary_lines
@@ -84,6 +85,7 @@ async def _take_part(
         on_retry=lambda e, pause_s: display.emit(f"{e}; trying again in {pause_s:.0f} s"),
         known=read_known(StatePaths(state_dir=config.state_dir, run_id=invite.run).peers),
         alone=math.isinf(patience_s),
+        near=near_of(config, invite),
         keys_path=StatePaths(state_dir=config.state_dir, run_id=invite.run).keys,
         say=display.emit,
     ) as network:

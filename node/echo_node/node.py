@@ -47,6 +47,7 @@ from echo_node.link import Joined, Link
 from echo_node.mirrors import mirrors_of
 from echo_node.outbox import Outbox
 from echo_node.own_record import OwnRecord, keep_status
+from echo_node.peers import near_of
 from echo_node.policy_sync import PolicySync
 from echo_node.prober import Prober
 from echo_node.pusher import Pusher
@@ -119,7 +120,7 @@ class Node:
         self.transfers = TransferView()
         self.store = VersionStore(run_dirs(config.state_dir), invite.run, quota_bytes=config.max_store_bytes)
         self.outbox = Outbox(self._paths.outbox, max_bytes=config.max_outbox_bytes)
-        self._trust = make_allegiance(seams, invite, self._paths, self.store, self.activity)
+        self._trust = make_allegiance(seams, invite, self._paths, self.store, self.activity, near_of(config, invite))
         self._peers = self._trust.peers
         self.fetcher, self.blobs = self._make_exchange()
         self.policies = self._make_policies()
@@ -162,7 +163,9 @@ class Node:
             host,
             self.store,
             coordinator=self._trust.keys.coordinator,
-            settings=FetchSettings(max_bytes_per_s=bytes_per_s(config.max_download_mbit)),
+            settings=FetchSettings(
+                max_bytes_per_s=bytes_per_s(config.max_download_mbit), near=near_of(config, self._invite)
+            ),
             interest=interest,
         )
         fetcher.mirrors = mirrors_of(config, self._invite)

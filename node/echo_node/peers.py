@@ -8,14 +8,15 @@ from random import Random
 import anyio
 from anyio import to_thread
 
-from echo_swarm.checkpoint.hints import nearness
+from echo_node.config import NodeConfig
 from echo_swarm.checkpoint.known_peers import remember
-from echo_swarm.checkpoint.reach import Reach
+from echo_swarm.checkpoint.reach import Reach, near_enough, reach_of_run
 from echo_swarm.clock import Clock
 from echo_swarm.directory.base import Directory, peers_topic
 from echo_swarm.directory.reading import newest_peers
 from echo_swarm.errors import LocalFault, PeerUnreachable
 from echo_swarm.identity import PeerId
+from echo_swarm.invite import Invite
 from echo_swarm.records import PeerRecord
 from echo_swarm.transport.base import Host
 
@@ -32,8 +33,25 @@ FRESH_S = 2.0
 """How long what the directory said is used again: a download asks every half second."""
 
 
+def near_of(config: NodeConfig, invite: Invite) -> Reach:
+    """Return how near addresses may be that peers give: as the run, or as this node's owner says."""
+    near = reach_of_run(invite.boot)
+    return max(near, Reach.PRIVATE) if config.private_peers else near
+
+
 class Peers:
-    """The other peers of the run."""
+    """The other peers of the run.
+
+    Args:
+        host: dials.
+        directory: has their records.
+        run_id: the run.
+        coordinator: its peer id now.
+        near: how near an address may be that is dialled because a record has it.
+        clock: for how long what was learnt counts.
+        random_source: of the choice among many.
+
+    """
 
     def __init__(
         self,
@@ -42,6 +60,7 @@ class Peers:
         directory: Directory,
         run_id: str,
         coordinator: PeerId,
+        near: Reach,
         clock: Clock,
         random_source: Random | None = None,
     ) -> None:
@@ -50,6 +69,7 @@ class Peers:
         self._run_id = run_id
         self.coordinator = coordinator
         """It changes when the run's key does."""
+        self._near = near
         self._clock = clock
         self._random = random_source or Random()
         self._dialled: dict[PeerId, tuple[bool, float]] = {}
@@ -79,12 +99,12 @@ class Peers:
         while True:
             await anyio.sleep(KNOWN_EVERY_S)
             with contextlib.suppress(LocalFault):
-                await to_thread.run_sync(remember, path, self._met(), self._host.addresses)
+                await to_thread.run_sync(remember, path, self._met(), self._host.addresses, self._near)
 
     async def coordinator_addresses(self) -> tuple[str, ...]:
-        """Return where the coordinator says that it can be dialled now."""
+        """Return where the coordinator says that it can be dialled now; names too, which the run's key signed."""
         record = (await self._records()).get(self.coordinator)
-        return record.addresses if record else ()
+        return tuple(near_enough(record.addresses, self._near, names=True)) if record else ()
 
     async def _records(self) -> dict[PeerId, PeerRecord]:
         now_s = self._clock.monotonic_s()
@@ -110,9 +130,7 @@ class Peers:
         if now_s - at_s < (CONNECTED_S if reached else REDIAL_S):
             return
         self._dialled[peer] = (False, now_s)
-        for address in addresses[:MAX_ADDRESSES]:
-            if nearness(address) == Reach.NEVER:
-                continue  # Names and metadata services, at nobody's word. Private ones are: neighbours find each other.
+        for address in near_enough(addresses, self._near)[:MAX_ADDRESSES]:
             with contextlib.suppress(PeerUnreachable):
                 if await self._host.connect(address, timeout_s=DIAL_TIMEOUT_S) == peer:
                     self._dialled[peer] = (True, now_s)

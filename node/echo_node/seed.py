@@ -13,6 +13,7 @@ from echo_node.early_status import noting
 from echo_node.hosts import open_network
 from echo_node.instance import Instance, claim_identity
 from echo_node.node import Outcome
+from echo_node.peers import near_of
 from echo_node.recall import known_run
 from echo_node.seeder import Seeder, SeederSeams
 from echo_node.signals import Stop, listen
@@ -52,6 +53,7 @@ async def _seed(config: NodeConfig, invite: Invite, instance: Instance, display:
                 on_retry=lambda e, pause_s: display.emit(f"{e}; trying again in {pause_s:.0f} s"),
                 known=read_known(StatePaths(state_dir=config.state_dir, run_id=invite.run).peers),
                 alone=math.isinf(patience_s),
+                near=near_of(config, invite),
                 keys_path=StatePaths(state_dir=config.state_dir, run_id=invite.run).keys,
                 say=display.emit,
             ) as network:

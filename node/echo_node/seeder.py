@@ -30,6 +30,7 @@ from echo_node.link import Joined, Link
 from echo_node.mirrors import mirrors_of
 from echo_node.node import Outcome
 from echo_node.own_record import OwnRecord, keep_status
+from echo_node.peers import near_of
 from echo_node.policy_sync import PolicySync
 from echo_node.recall import recall_run
 from echo_node.seeder_files import ALL_KINDS, SeederFiles
@@ -84,14 +85,15 @@ class Seeder:
         self.store = VersionStore(
             run_dirs(config.state_dir), invite.run, quota_bytes=config.max_store_bytes, spare_newest=False
         )
-        self._trust = make_allegiance(seams, invite, self._paths, self.store, self.activity)
+        near = near_of(config, invite)
+        self._trust = make_allegiance(seams, invite, self._paths, self.store, self.activity, near)
         self._peers = self._trust.peers
         interest = InterestBook()
         self.fetcher = Fetcher(
             seams.host,
             self.store,
             coordinator=self._trust.keys.coordinator,
-            settings=FetchSettings(max_bytes_per_s=bytes_per_s(config.max_download_mbit)),
+            settings=FetchSettings(max_bytes_per_s=bytes_per_s(config.max_download_mbit), near=near),
             interest=interest,
         )
         self.fetcher.mirrors = mirrors_of(config, invite)

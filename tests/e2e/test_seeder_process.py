@@ -64,6 +64,7 @@ async def fetch_through(invite: Invite, address: str, folder: Path) -> tuple[Pat
             directory=network.directory,
             run_id=invite.run,
             coordinator=invite.coordinator,
+            near=network.near,
             clock=SystemClock(),
         )
         with anyio.fail_after(60):

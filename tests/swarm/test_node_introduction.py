@@ -14,16 +14,13 @@ from echo_node.introduction import learn_head, learn_run
 from echo_node.peers import Peers
 from echo_node.recall import known_head, known_run
 from echo_node.show import ask_status
+from echo_swarm.checkpoint.reach import Reach
 from echo_swarm.clock import SystemClock
-from echo_swarm.directory.base import peers_topic
 from echo_swarm.directory.memory import MemoryDirectory
-from echo_swarm.envelope import seal
 from echo_swarm.errors import PeerUnreachable, RunNotFound
 from echo_swarm.identity import Identity
-from echo_swarm.records import PeerRecord
 from echo_swarm.status import RunStatus
 from echo_swarm.transport.memory import MemoryHost
-from echo_swarm.work import Role
 from tests.swarm.support.node_harness import PATIENCE_S, RunningNode, Swarm, make_swarm, until
 
 pytestmark = pytest.mark.anyio
@@ -99,6 +96,7 @@ async def looking(swarm: Swarm) -> AsyncGenerator[tuple[MemoryHost, Peers]]:
                 directory=MemoryDirectory(swarm.directory, identity, clock),
                 run_id=swarm.coordinator.run_id,
                 coordinator=swarm.coordinator.identity.peer_id,
+                near=Reach.GLOBAL,
                 clock=clock,
             ),
         )
@@ -125,30 +123,6 @@ async def test_a_newcomer_learns_the_run_and_its_newest_version_from_peers_while
     assert run.message.name == "test-run"
     assert head is not None and head.policy_version == 3
     assert lines[0].startswith("waiting for the coordinator") and "getting ready meanwhile" in lines[1]
-
-
-async def test_names_and_metadata_services_that_a_peer_calls_its_own_are_not_dialled(tmp_path: Path, monkeypatch):
-    swarm, liar, dialled = make_swarm(tmp_path), Identity.generate(), []
-    hosts = ("dns4/localhost", "dnsaddr/example.org", "ip4/169.254.169.254", "ip4/192.0.2.1")
-    record = PeerRecord(
-        run_id=swarm.coordinator.run_id,
-        role=Role.INFERENCE,
-        addresses=tuple(f"/{host}/tcp/80/p2p/{liar.peer_id}" for host in hosts),
-        held_version=3,
-        artifact_digests=(),
-        issued_at=SystemClock().wall_s(),
-    )
-    directory = MemoryDirectory(swarm.directory, liar, SystemClock())
-    await directory.announce(peers_topic(swarm.coordinator.run_id), seal(liar, record), ttl_s=60)
-    async with looking(swarm) as (host, peers):
-
-        async def connect(address, *, timeout_s):
-            dialled.append(address)
-            raise PeerUnreachable(address)
-
-        monkeypatch.setattr(host, "connect", connect)
-        assert await peers.holders(3) == []
-    assert dialled == [record.addresses[3]]
 
 
 async def outliving(swarm: Swarm, *, task_status: TaskStatus[RunningNode]) -> None:

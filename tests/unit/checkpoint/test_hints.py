@@ -5,6 +5,7 @@ import pytest
 
 from echo_swarm.checkpoint import hints
 from echo_swarm.checkpoint.hints import MAX_PER_TELLER, Hints
+from echo_swarm.checkpoint.reach import Reach
 from echo_swarm.errors import PeerUnreachable
 
 pytestmark = pytest.mark.anyio
@@ -29,9 +30,9 @@ class Dialler:
         return address.rpartition("/p2p/")[2]
 
 
-async def followed(host, *told, found=None) -> list[str]:
+async def followed(host, *told, found=None, near=Reach.LOOPBACK) -> list[str]:
     met = []
-    book = found or Hints(host, met.append)
+    book = found or Hints(host, near, met.append)
     for teller, peer, addresses in told:
         async with anyio.create_task_group() as tasks:
             book.follow(teller, peer, addresses, tasks)
@@ -57,7 +58,7 @@ async def test_a_peer_that_was_named_with_a_wrong_address_is_dialled_at_the_righ
 async def test_an_address_that_did_not_answer_is_dialled_again_after_a_rest(monkeypatch):
     address = "/ip4/8.8.8.8/tcp/1/p2p/good"
     host, met = Dialler(), []
-    book = Hints(host, met.append)
+    book = Hints(host, Reach.GLOBAL, met.append)
     await followed(host, ("ann", "good", [address]), ("bob", "good", [address]), found=book)
     assert len(host.dials) == 1
     monkeypatch.setattr(hints, "REST_S", 0.0)
@@ -107,3 +108,15 @@ async def test_inner_addresses_are_dialled_only_for_who_was_reached_at_one(reach
     host = Dialler(reached_at={"t": reached_at} if reached_at else {})
     await followed(host, ("t", "p", [address]))
     assert bool(host.dials) == dialled
+
+
+@pytest.mark.parametrize(
+    ("near", "dialled"),
+    [(Reach.GLOBAL, ["8.8.8.8"]), (Reach.PRIVATE, ["8.8.8.8", "10.0.0.1"]),
+     (Reach.LOOPBACK, ["8.8.8.8", "10.0.0.1", "127.0.0.1"])],
+)  # fmt: skip
+async def test_a_run_that_is_far_away_leads_to_no_near_address_however_near_the_teller_is(near, dialled):
+    host = Dialler(reached_at={"t": "/ip4/127.0.0.1/tcp/1/p2p/t"})
+    told = [f"/ip4/{ip}/tcp/1/p2p/p" for ip in ("8.8.8.8", "10.0.0.1", "127.0.0.1")]
+    await followed(host, ("t", "p", told), near=near)
+    assert host.dials == [f"/ip4/{ip}/tcp/1/p2p/p" for ip in dialled]

@@ -7,6 +7,7 @@ import anyio.lowlevel
 import pytest
 
 from echo_node.following import Following, read_keys
+from echo_swarm.checkpoint.reach import Reach
 from echo_swarm.clock import ManualClock
 from echo_swarm.errors import AnotherPeer
 from echo_swarm.identity import Identity
@@ -40,7 +41,13 @@ async def test_who_answers_in_place_of_the_coordinator_and_cannot_show_why_is_no
     async with network.host(Identity.generate()) as stranger, network.host(Identity.generate()) as host:
         keys = RunKeys(RUN, invite.key)
         following = Following(
-            host, invite, keys, path=tmp_path / "run" / "keys.bin", say=lambda _line: None, clock=ManualClock()
+            host,
+            invite,
+            keys,
+            path=tmp_path / "run" / "keys.bin",
+            say=lambda _line: None,
+            near=Reach.GLOBAL,
+            clock=ManualClock(),
         )
         with pytest.raises(AnotherPeer) as caught:
             await following.at(invite.boot[0])
@@ -54,7 +61,9 @@ async def test_a_key_that_is_followed_is_followed_by_all_parts_though_whoever_as
     network, invite = MemoryNetwork(), invite_of(KEYS[0])
     async with network.host(Identity.generate()) as host:
         keys, path = RunKeys(RUN, invite.key), tmp_path / "run" / "keys.bin"
-        following = Following(host, invite, keys, path=path, say=lambda _line: None, clock=ManualClock())
+        following = Following(
+            host, invite, keys, path=path, say=lambda _line: None, near=Reach.GLOBAL, clock=ManualClock()
+        )
         told: list[bytes] = []
 
         async def changed() -> None:
