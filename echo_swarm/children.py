@@ -22,6 +22,7 @@ from subprocess import PIPE
 from typing import Any, BinaryIO, cast
 
 import anyio
+import psutil
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
@@ -179,6 +180,21 @@ async def _end(process: Process, grace_s: float) -> None:
         await process.wait()
     with anyio.move_on_after(1):
         await process.aclose()
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process at once, with all that it started, those in sessions of their own included.
+
+    What lost its parent before (a daemon) is not found.
+    """
+    try:
+        root = psutil.Process(pid)
+        found = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            process.kill()
 
 
 def describe_exit(code: int) -> str:

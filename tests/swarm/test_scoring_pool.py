@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -17,7 +18,7 @@ from echo_swarm.errors import BackendFailed, SettingsError
 pytestmark = pytest.mark.anyio
 
 VERIFIER = '''
-import os, pathlib, signal, time
+import os, pathlib, signal, subprocess, sys, time
 from echo_coordinator.environments.base import Prompt, PromptSkipped, Unscorable
 
 class Counting:
@@ -53,10 +54,17 @@ class Counting:
         if completion == "777":
             while True:
                 time.sleep(60)
+        if completion in ("555", "556"):
+            # As an environment would that runs what was sampled: the program starts another one, and both hang.
+            inner = "import time; time.sleep(3600)"
+            outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+            subprocess.run([sys.executable, "-c", outer], start_new_session=completion == "556")
         if completion == "888":
             raise Unscorable("the verifier is confused")
-        if completion == "999":
-            return 1e9
+        if completion == "111":
+            raise ZeroDivisionError("of a plug-in")
+        if completion in ("222", "333", "444", "999"):
+            return {"222": float("nan"), "333": None, "444": "1.0", "999": 1e9}[completion]
         return float(completion == str(index + 1))
 '''
 
@@ -212,6 +220,47 @@ async def test_a_hanging_verifier_costs_its_own_score_and_no_other(model: Path, 
     assert rewards(results) == [1.0, 1.0, None, 1.0, 1.0, None, 1.0, 1.0]
     assert "longer than 2 s" in str(results[2].failure)
     assert rewards(again) == [1.0]
+
+
+@pytest.mark.parametrize("program", ["555", "556"], ids=["in its group", "in a session of its own"])
+async def test_a_program_that_a_verifier_started_and_that_hangs_is_ended_with_all_its_children(
+    model: Path, counting: str, tmp_path: Path, program: str
+) -> None:
+    """Field case 87: bounded, no process left, and counted as the verifier's failure, never as a reward of 0."""
+    started: set[psutil.Process] = set()
+
+    async def watch(pids: tuple[int, ...]) -> None:
+        while True:
+            for pid in pids:
+                with suppress(psutil.NoSuchProcess):
+                    started.update(psutil.Process(pid).children(recursive=True))
+            await anyio.sleep(0.02)
+
+    async with open_pool(settings(model, counting, deadline_s=6.0), log_dir=tmp_path / "logs") as pool:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch, pool.pids)
+            results = await pool.score([completion(0, "1"), completion(1, program), completion(2, "3")])
+            tasks.cancel_scope.cancel()
+        assert (pool.replaced, pool.failures) == (1, 1)
+        assert len(started) >= 2, "the program and the one that it started"
+        _, alive = psutil.wait_procs(list(started), timeout=10)
+        assert not alive
+        assert rewards(await pool.score([completion(1, "2")])) == [1.0]
+    assert rewards(results) == [1.0, None, 1.0]
+    assert "longer than 6 s" in str(results[1].failure)
+
+
+async def test_a_plug_in_that_raises_or_gives_nonsense_is_counted_apart_and_its_process_goes_on(
+    model: Path, counting: str, tmp_path: Path
+) -> None:
+    answers = ["111", "222", "333", "444", "999"]
+    async with open_pool(settings(model, counting), log_dir=tmp_path / "logs") as pool:
+        results = await pool.score([completion(4, answer) for answer in [*answers, "5"]])
+        assert (pool.replaced, pool.failures) == (0, len(answers))
+    assert rewards(results) == [None] * len(answers) + [1.0]
+    why = [str(result.failure) for result in results]
+    assert why[0] == "ZeroDivisionError: of a plug-in"
+    assert all("no number from 0 to 1" in words for words in why[1:-1])
 
 
 async def test_a_verifier_that_kills_its_process_is_given_up_after_three_tries(

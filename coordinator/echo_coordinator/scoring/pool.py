@@ -14,11 +14,9 @@ A child that fails to start START_TRIES times in a row ends the pool.
 
 import logging
 import math
-import os
-import signal
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from anyio.abc import TaskGroup
 
 from echo_coordinator.scoring.items import Opened, PoolSettings, Prompt, Scored, ScoreRequest
 from echo_coordinator.scoring.job import Job
-from echo_swarm.children import Child, start_child
+from echo_swarm.children import Child, kill_tree, start_child
 from echo_swarm.errors import BackendFailed, EchoError, SettingsError
 
 log = logging.getLogger(__name__)
@@ -253,7 +251,7 @@ class ScorerPool:
                 job.start += 1
                 self._lost_prompts = 0
         except (_Deadline, BackendFailed) as e:
-            kill(child)
+            kill_tree(child.pid)
             self._blame(job, str(e) or f"a prompt took longer than {self.settings.prompt_deadline_s:g} s to make")
             return False
         finally:
@@ -286,11 +284,11 @@ class ScorerPool:
                 job.waiting.remove(position)
                 answered += 1
         except _Deadline:
-            kill(child)
+            kill_tree(child.pid)  # One that hangs would use up its grace, and those waiting with it.
             self._give_up(job, batch[answered], f"the verifier took longer than {self.settings.deadline_s:g} s")
             return False
         except BackendFailed as e:
-            kill(child)
+            kill_tree(child.pid)
             culprit = batch[answered]
             job.tries[culprit] += 1
             if job.tries[culprit] >= TRIES:
@@ -311,12 +309,6 @@ class ScorerPool:
 
 class _Deadline(Exception):
     pass
-
-
-def kill(child: Child) -> None:
-    """End a child at once: one that hangs would use up its grace, and those waiting with it."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(child.pid, signal.SIGKILL)
 
 
 def _checked(reply: dict[str, Any]) -> dict[str, Any]:
