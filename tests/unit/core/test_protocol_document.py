@@ -149,6 +149,14 @@ def test_each_message_is_documented_field_by_field(message: type[Message]) -> No
     assert all(row[2] for row in documented)
 
 
+def test_the_fields_with_a_default_are_named_and_no_others() -> None:
+    text = DOCUMENT[DOCUMENT.index("Fields with a default:") : DOCUMENT.index("A sender of this version writes them")]
+    named = set(re.findall(r"`(\w+\.\w+)`", text))
+    fields = {(m.__name__, name) for m in MESSAGES for name, f in m.model_fields.items() if not f.is_required()}
+    assert "each `epoch`" in text
+    assert named == {f"{message}.{name}" for message, name in fields if name != "epoch"}
+
+
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: words.__name__)
 def test_each_word_is_documented(words: type[StrEnum]) -> None:
     documented = table(words.__name__)
