@@ -462,11 +462,11 @@ async def test_the_directory_is_left_alone_while_enough_peers_have_something_to_
                 asked += 1
                 return seeders[:count]
 
-            # 400 ms a piece from each, so that the download lasts for dozens of looks.
+            # It lasts for some thirty looks. One at the beginning, and on a busy machine a few before all five are met.
             settings = FetchSettings(providers_every_s=0.05, max_bytes_per_s=len(version.data) / 1.5)
             fetcher = await swarm.fetcher(settings=settings)
             await fetched(fetcher, version, providers)
-            assert (asked > 2) is often
+            assert (asked > 8) is often
 
 
 async def test_a_version_deleted_under_a_download_is_given_up_and_the_newest_is_fetched(tmp_path):
