@@ -30,6 +30,19 @@ NUMBERS = 550_000
 VERSIONS = 3
 
 
+each_scenario = pytest.mark.parametrize(
+    ("scenario", "versions", "least"),
+    [
+        ("download", [1], 12),
+        ("apply", [0, 1], 18),
+        ("prune", [2], 5),
+        ("repair", [0, 1, 2], 5),
+        ("publish", [0, 1], 12),
+    ],
+)
+"""With the versions that are there in the end, and how many kills there are at least."""
+
+
 @dataclass
 class Killed:
     """A run that was killed."""
@@ -153,16 +166,7 @@ def test_killed_before_any_step_a_rotation_leaves_the_old_key_or_the_new_one(
     assert states == sorted(states) and states.count(False) >= 6 and states.count(True) >= 2, states
 
 
-@pytest.mark.parametrize(
-    ("scenario", "versions", "least"),
-    [
-        ("download", [1], 12),
-        ("apply", [0, 1], 18),
-        ("prune", [2], 5),
-        ("repair", [0, 1, 2], 5),
-        ("publish", [0, 1], 12),
-    ],
-)
+@each_scenario
 def test_killed_before_any_step_it_goes_on_with_what_was_verified(
     scenario: str, versions: list[int], least: int, template: Path, tmp_path: Path
 ) -> None:
@@ -181,16 +185,7 @@ def test_killed_before_any_step_it_goes_on_with_what_was_verified(
     assert count >= least, count
 
 
-@pytest.mark.parametrize(
-    ("scenario", "versions", "least"),
-    [
-        ("download", [1], 12),
-        ("apply", [0, 1], 18),
-        ("prune", [2], 5),
-        ("repair", [0, 1, 2], 5),
-        ("publish", [0, 1], 12),
-    ],
-)
+@each_scenario
 def test_a_power_cut_at_any_step_costs_what_was_not_flushed_and_what_had_ended_is_there(
     scenario: str, versions: list[int], least: int, template: Path, tmp_path: Path
 ) -> None:
