@@ -14,7 +14,7 @@ install: $(STAMP)
 # line for CUDA.
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV) (one to three minutes, about 1.5 GB) ..."
+	@echo "Installing into $(VENV) (one to four minutes, about 1.5 GB) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@$(BIN)/python -m pip check
 	@touch $(STAMP)
