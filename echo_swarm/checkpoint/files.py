@@ -76,9 +76,19 @@ def make_folder(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make names inside a folder durable, where the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+    if os.name == "posix":
+        _sync(folder)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make a folder durable with all that is in it, where the system can; not its own name."""
+    if os.name == "posix":
+        for path in (*folder.rglob("*"), folder):
+            _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

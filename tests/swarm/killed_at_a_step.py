@@ -1,4 +1,4 @@
-"""Does one thing with a store, over and over, and is killed one step later each time: at every change of the disk.
+"""Does one thing with what is on disk, again and again, and is killed a step later each time: at each change of it.
 
     python -m tests.swarm.killed_at_a_step SCENARIO TEMPLATE FOLDER [power]
 
@@ -23,6 +23,7 @@ import anyio
 
 from echo_coordinator.publisher import Publisher, WeightsFile
 from echo_coordinator.run_keys import rotate_key
+from echo_coordinator.trainer.state import OPTIMIZER_FILE, PUBLISHED_FILE, WEIGHTS_FILE, Checkpoints, TrainerState
 from echo_swarm.checkpoint.delta.apply import DeltaChain
 from echo_swarm.checkpoint.delta.delta_file import DeltaFile
 from echo_swarm.checkpoint.delta.route import delta_to
@@ -124,8 +125,25 @@ def rotate(root: Path, _template: Path) -> None:
     rotate_key(root, SystemClock())
 
 
+def fill(folder: Path) -> None:
+    """Write what a checkpoint has."""
+    for name in (WEIGHTS_FILE, OPTIMIZER_FILE, PUBLISHED_FILE):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(name.encode() * 10_000)
+
+
+def checkpoint(root: Path, _template: Path) -> None:
+    """The trainer writes its checkpoint of version 1, in the place of a damaged one, and deletes that of version 0."""
+    checkpoints = Checkpoints(root / "trainer" / "checkpoints")
+    newest = checkpoints.newest().checkpoint
+    checkpoints.sweep()
+    if newest is None or newest.state.policy_version < 1:
+        checkpoints.write(TrainerState(update=1, policy_version=1, consumed_groups=(3, 4)), fill)
+    checkpoints.prune(1)
+
+
 SCENARIOS: dict[str, Callable[[Path, Path], None]] = {
-    one.__name__: one for one in (download, apply, prune, repair, publish, rotate)
+    one.__name__: one for one in (download, apply, prune, repair, publish, rotate, checkpoint)
 }
 
 

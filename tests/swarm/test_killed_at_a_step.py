@@ -18,6 +18,7 @@ import pytest
 
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.run_keys import known_keys, load_run_key, rotate_key
+from echo_coordinator.trainer.state import WEIGHTS_FILE, Checkpoints, TrainerState, folder_name
 from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.checkpoint.store import VersionStore
 from echo_swarm.clock import SystemClock
@@ -79,6 +80,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f'[run]\nid = "{steps.RUN_ID}"\nname = "sums"\n[environment]\nname = "reasoning_gym:chain_sum"\n'
     )
     load_or_create(run.key)
+    checkpoints = Checkpoints(folder / "checkpoint" / "trainer" / "checkpoints")
+    for version in range(2):
+        checkpoints.write(TrainerState(update=version, policy_version=version), steps.fill)
+    (checkpoints.folder / folder_name(1) / WEIGHTS_FILE).write_bytes(b"cut off")
     for name in ("apply", "publish"):
         steps.publisher(store_of(folder / name)).publish_blocking(0, [steps.weights(folder, 0)])
     return folder
@@ -164,6 +169,26 @@ def test_killed_before_any_step_a_rotation_leaves_the_old_key_or_the_new_one(
         assert now.public_key != old.public_key
         shutil.rmtree(killed.root)
     assert states == sorted(states) and states.count(False) >= 6 and states.count(True) >= 2, states
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_killed_before_any_step_a_trainer_has_the_old_checkpoint_or_the_new_one(
+    power: bool, template: Path, tmp_path: Path
+) -> None:
+    newest: list[int] = []
+    for killed in runs("checkpoint", template, tmp_path, power=power):
+        checkpoints = Checkpoints(killed.root / "trainer" / "checkpoints")
+        found = checkpoints.newest().checkpoint
+        assert found is not None
+        newest.append(found.state.policy_version)
+        assert found.state.consumed_groups == ((3, 4) if newest[-1] else ())
+        assert killed.before or newest[-1] == 1, "it had ended"
+        steps.checkpoint(killed.root, template)
+        assert [path.name for path in checkpoints.folder.iterdir()] == [folder_name(1)]
+        again = checkpoints.newest()
+        assert again.checkpoint is not None and again.checkpoint.state.policy_version == 1 and not again.warnings
+        shutil.rmtree(killed.root)
+    assert newest == sorted(newest) and newest.count(0) >= 20 and newest.count(1) >= 4, newest
 
 
 @each_scenario

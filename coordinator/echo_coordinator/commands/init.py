@@ -14,6 +14,7 @@ from echo_coordinator.environments.registry import check_environment
 from echo_coordinator.model_folder import ModelFacts, copy_model, count_parameters, find_model, read_facts
 from echo_coordinator.run_folder import RunFolder
 from echo_coordinator.state.work_settings import WorkSettings
+from echo_swarm.checkpoint.files import sync_folder, sync_tree
 from echo_swarm.errors import LocalFault, SettingsError, UsageError
 from echo_swarm.identity import load_or_create
 
@@ -138,12 +139,15 @@ def _building(target: Path) -> Generator[Path]:
 
 
 def _move(building: Path, target: Path) -> None:
+    sync_tree(building)
     if not target.exists():
         building.rename(target)
+        sync_folder(target.parent)
         return
     # An empty folder that the person made, perhaps the one they are in; run.toml, which makes it a run, comes last.
     for path in sorted(building.iterdir(), key=lambda path: path.name == "run.toml"):
         path.rename(target / path.name)
+        sync_folder(target)
 
 
 def _free_port() -> int:

@@ -21,7 +21,7 @@ from torch import Tensor
 from echo_coordinator.trainer.model import load_tensors, load_weights, save_tensors, save_weights
 from echo_coordinator.trainer.settings import LoraSettings, Precision
 from echo_swarm.checkpoint.adapter_file import CONFIG_KEY, PREFIX, adapter_config, read_adapter, tensor_names
-from echo_swarm.checkpoint.files import publish_file
+from echo_swarm.checkpoint.files import make_folder, publish_file
 from echo_swarm.checkpoint.read_back import file_digest
 from echo_swarm.errors import BackendFailed, MalformedMessage, SettingsError
 
@@ -40,7 +40,7 @@ def fix_base(model: torch.nn.Module, checkpoints: Path, precision: Precision) ->
     """
     path = checkpoints / BASE_FILE
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         save_weights(model, temporary, _DTYPES[precision])
         with temporary.open("rb") as file:

@@ -27,6 +27,7 @@ from anyio.abc import Process
 from echo_coordinator.trainer.probe_job import ProbeJob, ProbeValues, pack_job, unpack_values
 from echo_coordinator.trainer.settings import TrainerConfig
 from echo_swarm import codec
+from echo_swarm.checkpoint.files import make_folder
 from echo_swarm.child_log import log_variables, open_log
 from echo_swarm.children import FRAME_LIMITS, describe_exit, last_line
 from echo_swarm.errors import BackendFailed, MalformedMessage
@@ -256,7 +257,7 @@ def _train_command(batch_path: Path) -> dict[str, Any]:
 
 
 def _write_config(config: TrainerConfig, run_dir: Path) -> Path:
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(run_dir)
     path = run_dir / "trainer.json"
     path.write_text(config.model_dump_json(indent=1), encoding="utf-8")
     return path

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from echo_swarm.checkpoint.files import make_folder
+from echo_swarm.checkpoint.files import make_folder, remove_folder, sync_folder, sync_tree
 from echo_swarm.errors import BackendFailed, StorageFull
 
 STATE_FILE = "state.json"
@@ -154,7 +154,7 @@ class Checkpoints:
             # Only a damaged one can be here: the newest intact version is where we started from.
             shutil.rmtree(final)
         temporary.rename(final)
-        _fsync(self.folder)
+        sync_folder(self.folder)
         again = _read_state(final, contents=True)
         if again != state:
             raise BackendFailed(f"checkpoint {final} could not be read back: {again}")
@@ -165,7 +165,8 @@ class Checkpoints:
         removed: list[str] = []
         for checkpoint in self.complete()[: -max(keep, 1)]:
             if checkpoint.state.policy_version not in protect:
-                shutil.rmtree(checkpoint.folder, ignore_errors=True)
+                # Half of one would be neither complete nor ever deleted.
+                remove_folder(checkpoint.folder, self.folder / f".{checkpoint.folder.name}.old.tmp")
                 removed.append(checkpoint.folder.name)
         return removed
 
@@ -185,13 +186,9 @@ class Checkpoints:
 def _write_state(folder: Path, state: TrainerState) -> None:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files = {name: _fingerprint(folder / name) for name in names}
-    for name in names:
-        _fsync(folder / name)
     content = {"format": _FORMAT, **asdict(state), "files": files}
     (folder / STATE_FILE).write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
-    _fsync(folder / STATE_FILE)
-    for inner in {(folder / name).parent for name in names} | {folder}:
-        _fsync(inner)
+    sync_tree(folder)
 
 
 def _read_state(folder: Path, *, contents: bool) -> TrainerState | str:
@@ -228,11 +225,3 @@ def _problem(path: Path, expected: dict[str, Any] | None, *, contents: bool) -> 
 def _fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
