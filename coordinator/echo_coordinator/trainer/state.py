@@ -164,9 +164,10 @@ class Checkpoints:
         """Delete all complete checkpoints but the newest `keep` (at least 1) and those in `protect`; return names."""
         removed: list[str] = []
         for checkpoint in self.complete()[: -max(keep, 1)]:
-            if checkpoint.state.policy_version not in protect:
-                # Half of one would be neither complete nor ever deleted.
-                remove_folder(checkpoint.folder, self.folder / f".{checkpoint.folder.name}.old.tmp")
+            if checkpoint.state.policy_version in protect:
+                continue
+            # Renamed first: half of one would be neither complete nor ever deleted.
+            if remove_folder(checkpoint.folder, self.folder / f".{checkpoint.folder.name}.old.tmp"):
                 removed.append(checkpoint.folder.name)
         return removed
 
