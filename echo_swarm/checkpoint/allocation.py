@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from random import Random
 
-from echo_swarm.checkpoint.pieces import PieceMap
+from echo_swarm.checkpoint.pieces import PieceMap, any_of
 from echo_swarm.identity import PeerId
 
 MAX_ARTIFACTS = 64
@@ -108,7 +108,7 @@ class Allocation:
         for level in (*artifact.levels, -1):
             best = left if level == -1 else left & ~level
             while best and len(chosen) < count:
-                index = self._any_of(best, 0 if alone else self._random.randrange(wanted.count))
+                index = any_of(best, 0 if alone else self._random.randrange(wanted.count))
                 best ^= 1 << index
                 left ^= 1 << index
                 chosen.append(index)
@@ -123,11 +123,3 @@ class Allocation:
         artifact = self._artifacts.get(digest)
         if artifact is not None:
             artifact.settle(peer, index, kept=True)
-
-    @staticmethod
-    def _any_of(bits: int, start: int) -> int:
-        """Return the first one from `start` on, or else the first."""
-        later = bits >> start
-        if later == 0:
-            start, later = 0, bits
-        return start + (later & -later).bit_length() - 1

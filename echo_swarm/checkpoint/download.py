@@ -31,7 +31,11 @@ from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
 
 _LOOK_S = 0.1
-"""How often it is looked who asked us."""
+"""How often it is looked who asked us, while there are few sources."""
+_RARELY_S = 0.5
+"""The same when there are enough."""
+_MOST_GREET_S = 60.0
+"""Between two searches, at most."""
 _PROVIDERS_TIMEOUT_S = 10.0
 _FIRST_SEARCH_S = 0.5
 """The coordinator names who else is after an artifact. Only where that is not enough by now, providers are searched."""
@@ -93,6 +97,7 @@ class Download:
         self._source_ended = anyio.Event()
         """Or there is another."""
         self._searching = self._searched = False
+        self._greet_s = settings.greet_s
         self._fault: EchoError | None = None
         self._tasks: TaskGroup
 
@@ -134,6 +139,8 @@ class Download:
                 now_s = anyio.current_time()
                 if not self._searching and now_s - searched_s >= self._search_every_s:
                     searched_s = now_s
+                    if self._has_enough:  # It is looked for others more and more rarely.
+                        self._greet_s = min(_MOST_GREET_S, 2 * self._greet_s)
                     if callable(self._sources):
                         tasks.start_soon(self._search, self._sources)
                     else:
@@ -153,17 +160,20 @@ class Download:
                 if starved_since_s is not None and now_s - starved_since_s >= limit_s:
                     return self._end(SourcesExhausted(self._report, self._partial.missing_bytes))
                 self._source_ended = anyio.Event()
-                with anyio.move_on_after(_LOOK_S):
+                with anyio.move_on_after(_LOOK_S if self._book.active < self._settings.enough_sources else _RARELY_S):
                     await self._source_ended.wait()
 
     @property
     def _search_every_s(self) -> float:
         """How long it takes until the callable is asked for providers again."""
-        settings, active = self._settings, self._book.active
-        if active == 0:
-            return settings.refresh_s
-        enough = active >= settings.enough_sources and self._plan.has_work
-        return settings.greet_s if enough else settings.providers_every_s
+        if self._book.active == 0:
+            return self._settings.refresh_s
+        return self._greet_s if self._has_enough else self._settings.providers_every_s
+
+    @property
+    def _has_enough(self) -> bool:
+        """Whether there are sources enough, and something to ask of them."""
+        return self._book.active >= self._settings.enough_sources and self._plan.has_work
 
     async def _search(self, providers: Callable[[], Awaitable[Sequence[PeerId]]]) -> None:
         """Ask who has the artifact."""

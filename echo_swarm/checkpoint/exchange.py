@@ -29,7 +29,10 @@ from echo_swarm.identity import PeerId
 from echo_swarm.transport.base import Host
 
 _IDLE_S = 0.25
-"""A source that has nothing for us is looked at again after this time, or when a piece arrives."""
+"""At the end, when what takes long is asked of a second source, it is looked this often whether it does."""
+_RARELY_S = 5.0
+"""Before, whoever changes what may be asked of a source wakes it; and this is for what nobody thought of. With a dozen
+sources, looking at each four times a second cost more than the pieces on a home line."""
 _BEGINNINGS = 5
 """Times that a source may have nothing yet when it is asked first."""
 _RUN_S = 0.01
@@ -117,8 +120,9 @@ class Exchange:
                 if run := self._next_run(tasks):
                     tasks.start_soon(self._request, run, tasks)
                     continue
+                idle_s = _IDLE_S if self._common.plan.ends else _RARELY_S
                 pause_s = self._pause_s()
-                await self._common.sleep(self._talk.peer, min(_IDLE_S, pause_s) if pause_s > 0 else _IDLE_S)
+                await self._common.sleep(self._talk.peer, min(_IDLE_S, pause_s) if pause_s > 0 else idle_s)
 
     def _pause_s(self) -> float:
         """Return for how long the source is asked for nothing."""
@@ -133,13 +137,15 @@ class Exchange:
         limit, peer, plan, talk = self._pieces_at_once(), self._talk.peer, self._common.plan, self._talk
         if plan.is_full(peer) or (limit > 1 and not plan.room_for_run(peer, limit)):
             return ()
-        now_s = anyio.current_time()
+        now_s, ended = anyio.current_time(), plan.ends
         first = self._next(now_s, tasks)
         among = talk.offered if talk.offers else None
         run = () if first is None else plan.extend(peer, first, limit, now_s, among=among)
         if talk.offers and len(run) > 1:
             talk.offered = [index for index in talk.offered if index not in run]
         self._common.rate.charge(self._bytes_of(run))
+        if plan.ends and not ended:
+            self._common.wake()  # From now on others may be asked for what is asked of somebody.
         return run
 
     def _pieces_at_once(self) -> int:

@@ -43,7 +43,8 @@ Fill = Callable[[Signed[CheckpointManifest], PartialArtifact, FetchReport], Awai
 _TELLING_BYTES = 1 << 20
 """Fewer say nothing about how fast bytes come."""
 _READ_AHEAD_S = 0.1
-"""Between two looks at what has come."""
+"""Between two looks at what has come, if the last one found something; longer and longer if not."""
+_MOST_READ_AHEAD_S = 0.8
 _MAX_ROUNDS = 3
 """Downloads of one call after which a disk that returns other bytes than were written is called broken."""
 
@@ -231,6 +232,7 @@ class Fetcher:
         self, partial: PartialArtifact, peer: PeerId, size_bytes: int, report: FetchReport, wishes: _Wishes
     ) -> None:
         self.bytes_by_source[peer] = self.bytes_by_source.get(peer, 0) + size_bytes
+        self._interest.grew(partial.artifact.digest)
         wishes.watch.sources = len(report.bytes_by_source)
         wishes.watch.mirrors = sum(map(is_mirror, report.bytes_by_source))
         wishes.watch.advance(partial.done_bytes)
@@ -246,9 +248,13 @@ async def _read_ahead(partial: PartialArtifact) -> AsyncGenerator[None]:
     async def follow() -> None:
         # What the disk cannot do is kept: the next write, or `finish`, raises it.
         with suppress(LocalFault):
+            pause_s = _READ_AHEAD_S
             while True:
-                await anyio.sleep(_READ_AHEAD_S)
-                await anyio.to_thread.run_sync(partial.read_ahead)
+                await anyio.sleep(pause_s)
+                pause_s = min(_MOST_READ_AHEAD_S, 2 * pause_s)
+                if partial.lags:
+                    pause_s = _READ_AHEAD_S
+                    await anyio.to_thread.run_sync(partial.read_ahead)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(follow)

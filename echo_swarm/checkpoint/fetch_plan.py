@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from echo_swarm.checkpoint.pieces import PieceMap
+from echo_swarm.checkpoint.pieces import PieceMap, any_of
 from echo_swarm.identity import PeerId
 
 _SAMPLE = 48
@@ -68,15 +68,8 @@ class PiecePlan:
         """The pieces that any has."""
         self._askers = [0] * have.count
         self._in_flight = 0
-        self._todo = list(have.missing())
-        """Missing and asked of nobody, in random order."""
-        random.shuffle(self._todo)
-        self._places = {index: place for place, index in enumerate(self._todo)}
-        """Where each of them stands."""
-        self._free = PieceMap(have.count)
-        """The same as a map."""
-        for index in self._todo:
-            self._free.add(index)
+        self._free = PieceMap.of_bits(have.count, have.lacking)
+        """Missing and asked of nobody."""
 
     def update(self, peer: PeerId, have: PieceMap) -> None:
         """Add a source, or replace what is known of its pieces."""
@@ -104,6 +97,11 @@ class PiecePlan:
         self._sources[peer].most = max(1, min(pieces, self._max_in_flight // 2))
 
     @property
+    def ends(self) -> bool:
+        """Whether every missing piece is asked of somebody."""
+        return self._free.held == 0
+
+    @property
     def has_work(self) -> bool:
         """Whether any source has a missing piece."""
         return any(self._have.lacks_some_of(source.have) for source in self._sources.values())
@@ -118,7 +116,7 @@ class PiecePlan:
         source = self._sources[peer]
         if self.is_full(peer):
             return None
-        index = self._from_todo(peer, source)
+        index = self._from_free(peer, source)
         if index is None:
             index = self._from_others(source, now_s)
         if index is not None:
@@ -173,7 +171,7 @@ class PiecePlan:
         source = self._sources.get(peer)
         if source is None or self.is_full(peer) or index not in source.have or index not in self._free:
             return False
-        self._drop(index)
+        self._free.discard(index)
         self._ask(source, index, now_s)
         return True
 
@@ -255,44 +253,27 @@ class PiecePlan:
         self._askers[index] -= 1
         self._in_flight -= 1
         if self._askers[index] == 0 and index not in self._have:
-            self._places[index] = len(self._todo)
-            self._todo.append(index)
             self._free.add(index)
 
-    def _drop(self, index: int) -> None:
-        """Take a piece off the list of those asked of nobody; the last one takes its place."""
-        place, last = self._places.pop(index), self._todo.pop()
-        if last != index:
-            self._todo[place] = last
-            self._places[last] = place
-        self._free.discard(index)
-
-    def _from_todo(self, peer: PeerId, source: _Source) -> int | None:
-        if not self._free.common(source.have):
-            return None
+    def _from_free(self, peer: PeerId, source: _Source) -> int | None:
         spare = peer == self._coordinator and len(source.asked) > 0
-        best: tuple[int, int] | None = None
-        seen = 0
-        start = self._random.randrange(len(self._todo)) if self._todo else 0
-        for step in range(len(self._todo)):
-            position = (start + step) % len(self._todo)
-            index = self._todo[position]
-            if index not in source.have or (spare and self._holders[index] > 0):
-                continue
-            if best is None or self._holders[index] < best[0]:
-                best = (self._holders[index], position)
-            seen += 1
-            if seen >= _SAMPLE or best[0] == (0 if peer == self._coordinator else 1):
+        left = self._free.bits & source.have.bits & ~(self._held.bits if spare else 0)
+        best: int | None = None
+        rarest = 0 if peer == self._coordinator else 1
+        for _ in range(min(_SAMPLE, left.bit_count())):
+            index = any_of(left, self._random.randrange(self._have.count))
+            left ^= 1 << index
+            if best is None or self._holders[index] < self._holders[best]:
+                best = index
+            if self._holders[best] <= rarest:
                 break
-        if best is None:
-            return None
-        index = self._todo[best[1]]
-        self._drop(index)
-        return index
+        if best is not None:
+            self._free.discard(best)
+        return best
 
     def _from_others(self, source: _Source, now_s: float) -> int | None:
         """End game: the piece that others have been asked for longest, if it takes longer than it should."""
-        if self._todo:
+        if not self.ends:
             return None
         oldest: tuple[float, int] | None = None
         patience_s = max(_MIN_PATIENCE_S, 2 * source.piece_s)

@@ -6,7 +6,7 @@ addresses that others could dial can still be asked by those it is connected to.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -34,6 +34,8 @@ class InterestBook:
     def __init__(self, random: Random | None = None) -> None:
         self._random = random or Random()
         self._artifacts: OrderedDict[bytes, OrderedDict[PeerId, Interested]] = OrderedDict()
+        self.grew: Callable[[bytes], None] = lambda _digest: None
+        """Called with an artifact of which this peer has more than before; who serves it tells those who wait."""
 
     def note(self, digest: bytes, peer: PeerId, addresses: Sequence[str], now_s: float) -> None:
         """Note that a peer is after an artifact. Addresses that are not its own are left out."""

@@ -1,7 +1,7 @@
 """Waiting for more pieces of a download: one look at it serves all who wait.
 
-The first who waits for an artifact looks on behalf of the others; when it leaves, the next one does. A look reads a
-counter in memory, so that many waiters cost as little as one.
+The first who waits for an artifact looks on behalf of the others; when it leaves, the next one does. It is told of each
+piece from a peer (`grew`); what comes otherwise, from a version on this disk or by a delta, it finds by looking.
 """
 
 from collections import Counter
@@ -12,8 +12,10 @@ import anyio
 
 from echo_swarm.identity import PeerId
 
-LOOK_S = 0.04
-"""News reaches all who wait within about this time."""
+PAUSE_S = 0.04
+"""Between news and the next: on a fast line, one answer then speaks of several pieces."""
+LOOK_S = 0.25
+"""How often it is looked for what nobody told."""
 MAX_WAITING = 512
 MAX_WAITING_PER_PEER = 6
 """A peer waits once for each artifact that it downloads: a model, an adapter, deltas."""
@@ -23,6 +25,7 @@ MAX_WAITING_PER_PEER = 6
 class _Topic:
     seen: int
     changed: anyio.Event = field(default_factory=anyio.Event)
+    grown: anyio.Event = field(default_factory=anyio.Event)
     watched: bool = False
     waiting: int = 0
 
@@ -49,6 +52,11 @@ class News:
     def waiting(self) -> int:
         """How many wait now."""
         return self._by_peer.total()
+
+    def grew(self, digest: bytes) -> None:
+        """Look at this artifact now."""
+        if topic := self._topics.get(digest):
+            topic.grown.set()
 
     async def wait(self, peer: PeerId, digest: bytes, known: int, wait_s: float) -> None:
         """Return once more than `known` pieces are held, the download ended, or the time is over.
@@ -77,9 +85,11 @@ class News:
             return await topic.changed.wait()
         topic.watched = True
         try:
-            # Worker threads write the pieces: there is no event to wait for.
-            while (held := self._held(digest)) == topic.seen:  # noqa: ASYNC110
-                await anyio.sleep(LOOK_S)
+            await anyio.sleep(PAUSE_S)
+            while (held := self._held(digest)) == topic.seen:
+                topic.grown = anyio.Event()
+                with anyio.move_on_after(LOOK_S):
+                    await topic.grown.wait()
             topic.seen = held
         finally:
             # Also when it leaves without news: somebody else looks then.

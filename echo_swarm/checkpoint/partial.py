@@ -10,6 +10,7 @@ the whole file was read back and had the manifest's digest: its beginning, by `r
 import os
 import struct
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,9 @@ from echo_swarm.checkpoint.safetensors_file import check_layout
 from echo_swarm.errors import LocalFault, MalformedMessage, StorageFull
 from echo_swarm.manifest import Artifact, ArtifactKind, sha256
 
+FLUSH_EVERY_S = 1.0
+CACHED_BYTES = 1 << 17
+"""A larger piece is read in a thread, wherever it is: others would wait for the copy."""
 _INDEX = struct.Struct("<I")
 
 
@@ -46,6 +50,8 @@ class PartialArtifact:
         self._lock = threading.Lock()
         self._closed = False
         self._fault: LocalFault | None = None
+        self._flushed_bytes = 0
+        self._flushed_at_s = time.monotonic()
         with explained(self.part_path):
             self._file: BinaryIO = self.part_path.open("r+b" if self.part_path.exists() else "w+b", buffering=0)
             try:
@@ -114,8 +120,39 @@ class PartialArtifact:
             there = next((n for n in range(most) if index + n not in self.have), most)
             return self._read(index, there) if there else None
 
+    def read_cached(self, index: int) -> bytes | None:
+        """Return a small verified piece that the system has in memory. Never blocks: None when that would need waiting.
+
+        Most pieces are asked for soon after they came, and a hop to a thread and back costs more than the copy.
+        """
+        length = self.artifact.piece_length(index) if index < self.artifact.piece_count else 0
+        if not (0 < length <= CACHED_BYTES and hasattr(os, "RWF_NOWAIT")) or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if self._closed or index not in self.have:
+                return None
+            data = bytearray(length)
+            offset = index * self.artifact.piece_bytes
+            return bytes(data) if os.preadv(self._file.fileno(), [data], offset, os.RWF_NOWAIT) == length else None
+        except OSError:
+            return None  # Not in memory, or a file system that cannot say.
+        finally:
+            self._lock.release()
+
+    @property
+    def lags(self) -> bool:
+        """Whether there is more to read back from the first byte on without a gap, or some to flush since a while."""
+        return self._gapless_bytes > self._read_back.bytes or self._is_unflushed
+
+    @property
+    def _is_unflushed(self) -> bool:
+        return self.done_bytes > self._flushed_bytes and time.monotonic() - self._flushed_at_s >= FLUSH_EVERY_S
+
     def read_ahead(self) -> None:
-        """Read back, flush and hash what is there from the first byte without a gap. Not twice at a time.
+        """Flush what came; read back and hash what is there from the first byte without a gap. Not twice at a time.
+
+        Pieces come in any order, so that most of a file may have no gap before it only at the end: what is left to
+        flush then is what came in the last FLUSH_EVERY_S.
 
         Raises:
             StorageFull, LocalFault: the disk cannot do it.
@@ -123,6 +160,10 @@ class PartialArtifact:
         """
         try:
             with explained(self.part_path):
+                if self._is_unflushed:
+                    self._flushed_bytes = self.done_bytes
+                    self._read_back.flush()
+                    self._flushed_at_s = time.monotonic()
                 self._follow(untold)
         except LocalFault as e:
             # The system tells of a write that failed once, and calls the bytes written from then on.
@@ -192,7 +233,11 @@ class PartialArtifact:
             check_layout(self.part_path, self.artifact.layout_digest)
 
     def _follow(self, told: Told) -> None:
-        self._read_back.follow(min(self.have.beginning * self.artifact.piece_bytes, self.artifact.size_bytes), told)
+        self._read_back.follow(self._gapless_bytes, told)
+
+    @property
+    def _gapless_bytes(self) -> int:
+        return min(self.have.beginning * self.artifact.piece_bytes, self.artifact.size_bytes)
 
     def _lost_pieces(self) -> bool:
         """Return whether some pieces are no longer what was written; they are missing again."""

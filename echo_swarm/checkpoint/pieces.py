@@ -116,12 +116,25 @@ class PieceMap:
         """Return an independent copy."""
         return PieceMap.unpack(self.count, self.pack())
 
+    @property
+    def lacking(self) -> int:
+        """The pieces that are not in the map as one number; see `bits`."""
+        return ~self.bits & ((1 << self.count) - 1)
+
     def missing(self) -> Iterator[int]:
         """Return the indexes that are not in the map, ascending."""
-        return _indexes(~self.bits & ((1 << self.count) - 1))
+        return _indexes(self.lacking)
 
     def __iter__(self) -> Iterator[int]:
         return _indexes(self.bits)
+
+
+def any_of(bits: int, start: int) -> int:
+    """Return the index of the first bit that is set from `start` on, or else of the first; one must be."""
+    later = bits >> start
+    if later == 0:
+        start, later = 0, bits
+    return start + (later & -later).bit_length() - 1
 
 
 def _indexes(bits: int) -> Iterator[int]:

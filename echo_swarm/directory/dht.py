@@ -59,6 +59,8 @@ class DhtDirectory:
         self._bootstrap.pop(host.peer_id, None)
         self._known = [address for address in known if not address.endswith(f"/p2p/{host.peer_id}")]
         """Dialled while nobody is in the routing table, a few at a time."""
+        self._introduced: set[PeerId] = set()
+        """Bootstrap peers that were asked who is near us."""
         self._expires_at: dict[str, float] = {}
 
     @property
@@ -140,8 +142,13 @@ class DhtDirectory:
             return
         with anyio.move_on_after(2 * CALL_S):
             # Not validated: hivemind would refuse peers whose clock differs by 3 s; skew is named elsewhere.
-            if await self._node.protocol.call_ping(PeerID.from_base58(peer)) is not None:
+            others = self.peers
+            if await self._node.protocol.call_ping(PeerID.from_base58(peer)) is None:
+                return
+            # One whose line is full drops out of the table again and again: whoever is near us is known by then.
+            if peer not in self._introduced or not others:
                 await self._node.find_nearest_nodes([self._node.node_id])
+                self._introduced.add(peer)
 
     async def _store(self, topic: str, envelope: bytes, expires_at: float) -> bool:
         taken = False

@@ -27,6 +27,8 @@ WRITE_BYTES = 1 << 18
 """Small frames are joined up to this size; large ones are cut to it, so that progress can be seen."""
 APART_BYTES = 1 << 16
 """Bytes of at least this length at the end of a payload are sent from where they lie."""
+JOIN_BYTES = 1 << 17
+"""A frame up to this size is copied into one write all the same: two writes cost everybody on its way more."""
 FREE_BYTES = 512
 """Frames up to this size are read without asking for room."""
 MAX_CALL_ID = 2**63 - 1
@@ -64,7 +66,7 @@ class Frame(NamedTuple):
 
 
 Body = tuple[bytes, ...]
-"""A frame in parts that are sent one after another: a long one, which is the caller's own, is never copied."""
+"""A frame in parts that are sent one after another: a very long one, which is the caller's own, is never copied."""
 
 
 def encode_frame(kind: Kind, call_id: int, subject: str, payload: dict[str, Any]) -> Body:
@@ -267,7 +269,7 @@ class Outbox:
             del self._queue[token]
             if done is not None:
                 callbacks.append(done)
-            if length > APART_BYTES:
+            if length > JOIN_BYTES:
                 return [_LENGTH.pack(length) + body[0][:WRITE_BYTES], *_cut(body)], callbacks
             small += (_LENGTH.pack(length), *body)
             size += length

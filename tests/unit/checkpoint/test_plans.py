@@ -122,7 +122,7 @@ def test_what_the_coordinator_may_choose_from_is_what_nobody_else_has():
     assert plan.wanted("C")[1] == 4 and 12 not in plan.wanted("C")[0] and 13 not in plan.wanted("C", [13])[0]
     for index in set(range(10, 20)) - {12}:
         have.add(index)
-        plan._drop(index)
+        plan._free.discard(index)
     wanted, count = plan.wanted("C")
     assert set(wanted) == set(range(10)) and count == 1
     assert plan.claim("C", 3, 0.0)

@@ -11,6 +11,7 @@ from tests.swarm.support.node_harness import until
 
 pytestmark = pytest.mark.anyio
 A = b"a" * 32
+B = b"b" * 32
 
 
 async def test_peers_take_turns_however_many_requests_one_of_them_has_waiting():
@@ -43,7 +44,8 @@ async def test_who_waits_too_long_or_leaves_loses_nobody_elses_place():
         pass
 
 
-async def test_one_look_serves_all_who_wait_and_somebody_looks_when_the_first_leaves():
+async def test_one_look_serves_all_who_wait_and_somebody_looks_when_the_first_leaves(monkeypatch):
+    monkeypatch.setattr(news, "LOOK_S", 0.04)
     held, looks = 3, 0
 
     def look(_digest):
@@ -68,6 +70,29 @@ async def test_one_look_serves_all_who_wait_and_somebody_looks_when_the_first_le
         assert heard == ["leaves"] and 0 < looks <= 220, "each of them looks by itself"
         held = 4
     assert len(heard) == 201 and desk.waiting == 0
+
+
+async def test_who_waits_hears_of_what_was_told_without_looking(monkeypatch):
+    monkeypatch.setattr(news, "LOOK_S", 3600.0)
+    held = {A: 0, B: 0}
+    desk, heard = News(held.__getitem__), []
+
+    async def wait(digest, peer):
+        await desk.wait(peer, digest, 0, 3600.0)
+        heard.append(digest)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for digest in (A, A, B):
+                tasks.start_soon(wait, digest, f"peer {digest}")
+            await anyio.sleep(3 * news.PAUSE_S)
+            held[A] = 1
+            desk.grew(A)
+            await until(lambda: len(heard) == 2)
+            desk.grew(A)  # Nobody waits for it any more.
+            held[B] = 1
+            desk.grew(B)
+    assert heard == [A, A, B] and desk.waiting == 0
 
 
 async def test_waits_are_capped_for_a_peer_and_in_all(monkeypatch):
