@@ -199,7 +199,7 @@ def main() -> None:
 
 
 PLANS: dict[str, dict[str, Any]] = {
-    "many": {"updates": 34, "changes": {"work": {"groups_per_update": 32}}},
+    "many": {"updates": 40, "changes": {"work": {"groups_per_update": 32}}},
     "few": {"updates": 34, "changes": {"work": {"groups_per_update": 32}}},
     "sybils": {"updates": 30},
     "reward": {"updates": 32, "evaluate_every": 16},

@@ -123,12 +123,15 @@ def load_or_create(path: Path) -> tuple[Identity, bool]:
     identity = Identity.generate()
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(identity.seed.hex() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        _write_key(temporary, identity)
         # The name appears with its content or not at all, and never replaces a key that is already there.
-        os.link(temporary, path)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:
+            # A file system without hard links: a kill in this moment leaves a damaged key, which nobody has seen yet.
+            _write_key(path, identity)
     except FileExistsError:
         # Another process of this person made it between our look and our attempt.
         return load(path), False
@@ -137,6 +140,18 @@ def load_or_create(path: Path) -> tuple[Identity, bool]:
     finally:
         temporary.unlink(missing_ok=True)
     return identity, True
+
+
+def _write_key(path: Path, identity: Identity) -> None:
+    """Make a file that is not there yet. Raises FileExistsError, OSError."""
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        try:
+            file.write(identity.seed.hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            path.unlink()  # Ours, and half a key.
+            raise
 
 
 def load(path: Path) -> Identity:

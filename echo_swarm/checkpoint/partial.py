@@ -23,8 +23,6 @@ from echo_swarm.errors import LocalFault, MalformedMessage, StorageFull
 from echo_swarm.manifest import Artifact, ArtifactKind, sha256
 
 FLUSH_EVERY_S = 1.0
-CACHED_BYTES = 1 << 17
-"""A larger piece is read in a thread, wherever it is: others would wait for the copy."""
 _INDEX = struct.Struct("<I")
 
 
@@ -119,25 +117,6 @@ class PartialArtifact:
             most = min(count, self.artifact.run_pieces)
             there = next((n for n in range(most) if index + n not in self.have), most)
             return self._read(index, there) if there else None
-
-    def read_cached(self, index: int) -> bytes | None:
-        """Return a small verified piece that the system has in memory. Never blocks: None when that would need waiting.
-
-        Most pieces are asked for soon after they came, and a hop to a thread and back costs more than the copy.
-        """
-        length = self.artifact.piece_length(index) if index < self.artifact.piece_count else 0
-        if not (0 < length <= CACHED_BYTES and hasattr(os, "RWF_NOWAIT")) or not self._lock.acquire(blocking=False):
-            return None
-        try:
-            if self._closed or index not in self.have:
-                return None
-            data = bytearray(length)
-            offset = index * self.artifact.piece_bytes
-            return bytes(data) if os.preadv(self._file.fileno(), [data], offset, os.RWF_NOWAIT) == length else None
-        except OSError:
-            return None  # Not in memory, or a file system that cannot say.
-        finally:
-            self._lock.release()
 
     @property
     def lags(self) -> bool:

@@ -157,7 +157,7 @@ class BlobServer:
 
     def _held(self, digest: bytes) -> int:
         growing = self._store.growing(digest)
-        return -1 if growing is None else growing.have.held
+        return -1 if growing is None else growing.held
 
     async def _have(self, peer: PeerId, request: HaveRequest) -> HaveReply:
         have = await self._pieces(peer, request)
@@ -171,8 +171,7 @@ class BlobServer:
         return HaveReply(pieces=have.pack(), peers=hints)
 
     async def _pieces(self, peer: PeerId, request: HaveRequest) -> PieceMap:
-        growing = self._store.growing(request.digest)
-        have = None if growing is None else growing.have
+        have = self._store.growing(request.digest)
         if have is None:
             have = await anyio.to_thread.run_sync(self._store.have, request.digest)
         if have is None:
@@ -198,7 +197,7 @@ class BlobServer:
             async with self._reads.turn(peer, max_wait_s=self._max_wait_s):
                 length = self._store.piece_length(request.digest, request.index) or MAX_PIECE_BYTES
                 await reserve_answer(max(length, min(count * length, MAX_RUN_BYTES)), max_wait_s=self._max_wait_s)
-                data = await self._read(request.digest, request.index, count)
+                data = await anyio.to_thread.run_sync(self._store.read_piece, request.digest, request.index, count)
         except TimeoutError:
             raise RemoteError(BUSY, "all upload places, or the memory for them, are taken") from None
         finally:
@@ -211,19 +210,13 @@ class BlobServer:
             self._allocation.gave(request.digest, peer, index)
         return PieceReply(data=data)
 
-    async def _read(self, digest: bytes, index: int, count: int) -> bytes | None:
-        growing = self._store.growing(digest) if count == 1 else None
-        if growing is not None and (data := growing.read_cached(index)) is not None:
-            return data
-        return await anyio.to_thread.run_sync(self._store.read_piece, digest, index, count)
-
     async def _pay(self, peer: PeerId, request: PieceRequest) -> int:
         """Wait until a piece may pass; nothing is read from disk for those that may not."""
         size = self._store.piece_length(request.digest, request.index)
         growing = self._store.growing(request.digest)
         if growing is None and await anyio.to_thread.run_sync(self._store.whole, request.digest) is None:
             size = None
-        if size is None or (growing is not None and request.index not in growing.have):
+        if size is None or (growing is not None and request.index not in growing):
             raise _no_piece(request)
         try:
             async with self._pace.turn(peer, max_wait_s=self._max_wait_s + self._rate.duration_s(size)):

@@ -181,15 +181,15 @@ class VersionStore(ManifestShelf):
     def have(self, digest: bytes) -> PieceMap | None:
         """Return which pieces of an artifact can be served; None when nothing is known of it."""
         if (growing := self.growing(digest)) is not None:
-            return growing.have.copy()
+            return growing.copy()
         for version, artifact in self._artifacts(digest):
             if self._whole_path(version, artifact) is not None:
                 return PieceMap.full(artifact.piece_count)
         return None
 
-    def growing(self, digest: bytes) -> PartialArtifact | None:
-        """Return a download under way; None when there is none. Never blocks."""
-        return self._open.get(digest)
+    def growing(self, digest: bytes) -> PieceMap | None:
+        """Return the live map of a download under way; None when there is none. Never blocks."""
+        return partial.have if (partial := self._open.get(digest)) else None
 
     def read_piece(self, digest: bytes, index: int, count: int = 1) -> bytes | None:
         """Return a verified piece, and those of the `count - 1` after it that are there too; None without the first.

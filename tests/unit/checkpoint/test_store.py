@@ -166,26 +166,6 @@ def test_what_came_is_flushed_while_a_gap_before_it_keeps_it_from_being_read_bac
     store.close_partial(partial)
 
 
-def test_a_piece_that_the_system_has_in_memory_is_read_without_waiting(run, store, monkeypatch):
-    _, data, partial = begin(run, store, written=[0, 3])
-    assert partial.read_cached(0) == pieces(data)[0] and partial.read_cached(3) == pieces(data)[3]
-    assert partial.read_cached(1) is None and partial.read_cached(99) is None
-    with partial._lock:
-        assert partial.read_cached(0) is None  # A write is under way.
-
-    def not_in_memory(*_):
-        raise BlockingIOError
-
-    with monkeypatch.context() as cold:
-        cold.setattr(os, "preadv", not_in_memory)
-        assert partial.read_cached(0) is None
-    with monkeypatch.context() as large:
-        large.setattr("echo_swarm.checkpoint.partial.CACHED_BYTES", PIECE - 1)
-        assert partial.read_cached(0) is None
-    store.close_partial(partial)
-    assert partial.read_cached(0) is None
-
-
 def test_a_piece_that_the_disk_lost_before_it_was_read_back_is_missing_again(run, store):
     _, data, partial = begin(run, store, written=[0, 1, 3])
     with partial.part_path.open("r+b") as file:

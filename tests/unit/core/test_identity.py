@@ -1,5 +1,6 @@
 """Keys: the peer id that libp2p gives, a file that only its owner reads, and restoring it from a copy."""
 
+import errno
 import os
 import shutil
 import stat
@@ -96,6 +97,26 @@ def test_a_new_key_is_created_once_and_only_for_its_owner(tmp_path: Path) -> Non
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
     assert [p.name for p in path.parent.iterdir()] == ["identity.key"]
+
+
+def test_a_key_is_made_where_the_file_system_has_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "identity.key"
+    identity, new = load_or_create(path)
+    assert new and load(path).peer_id == identity.peer_id and [p.name for p in tmp_path.iterdir()] == [path.name]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path.unlink()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match="No space left"):
+        load_or_create(path)
+    assert not list(tmp_path.iterdir()), "half a key would stop the next start"
 
 
 def test_a_key_is_private_under_any_umask(tmp_path: Path) -> None:
