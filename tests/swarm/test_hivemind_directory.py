@@ -1,9 +1,11 @@
 """The DHT directory against hostile records, late bootstraps and lost peers."""
 
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -269,6 +271,35 @@ def test_storage_holds_a_bounded_share_of_a_hundred_thousand_records_and_renewal
     assert not storage.store(DHTID(6), b"no owner", now + 60)
 
 
+CROWD = Path(__file__).with_name("directory_crowd_child.py")
+CROWDS, CROWD_PEERS = 1, 8
+"""Of the test below. Eight of 25 are the 200 of field case 9, and take minutes."""
+
+
+async def test_peers_that_were_killed_hide_no_record_from_a_newcomer() -> None:
+    """As below, with peers that were really there: a process with their helpers is killed."""
+    async with peer() as old:
+        for _ in range(CROWDS):
+            command = [sys.executable, str(CROWD), str(CROWD_PEERS), old.host.addresses[0]]
+            async with await anyio.open_process(command, stderr=None) as crowd:
+                assert crowd.stdout is not None
+                with anyio.fail_after(300):
+                    assert (await crowd.stdout.receive()).strip() == b"ready"
+                crowd.kill()
+        assert len(old.directory.peers) >= min(CROWDS * CROWD_PEERS, 20), "they are not there to be asked"
+        await a_newcomer_finds_what_is_published(old)
+
+
+async def a_newcomer_finds_what_is_published(old: Peer) -> None:
+    async with peer(old.host.addresses) as publisher:
+        head = HeadRecord(run_id=RUN, policy_version=7, manifest_digest=bytes(32), issued_at=time.time())
+        await announced(publisher, head_topic(RUN), seal(publisher.identity, head), ttl_s=300)
+        async with peer(old.host.addresses) as fresh:
+            found = await fresh.directory.find(head_topic(RUN))
+            record = newest_head(found, run_id=RUN, run_key=publisher.identity.public_key)
+            assert record is not None and record.policy_version == 7
+
+
 async def test_two_hundred_dead_peers_in_a_routing_table_hide_no_record_from_a_newcomer() -> None:
     """What a peer that lived long is left with after many that came for a moment and were killed."""
     async with peer() as old:
@@ -279,11 +310,4 @@ async def test_two_hundred_dead_peers_in_a_routing_table_hide_no_record_from_a_n
             gone = Identity.generate()
             old.node.protocol.routing_table.add_or_update_node(DHTID.generate(), PeerID.from_base58(gone.peer_id))
         assert len(old.directory.peers) > 50
-        async with peer(old.host.addresses) as publisher:
-            head = HeadRecord(run_id=RUN, policy_version=7, manifest_digest=bytes(32), issued_at=time.time())
-            await announced(publisher, head_topic(RUN), seal(publisher.identity, head), ttl_s=300)
-            async with peer(old.host.addresses) as fresh:
-                found = await fresh.directory.find(head_topic(RUN))
-                key = publisher.identity.public_key
-                record = newest_head(found, run_id=RUN, run_key=key)
-                assert record is not None and record.policy_version == 7
+        await a_newcomer_finds_what_is_published(old)
