@@ -64,8 +64,10 @@ class Siege:
         size = len(payload["data"])
         self.holding += size
         self.most_held = max(self.most_held, self.holding)
-        await anyio.sleep(0.05)
-        self.holding -= size
+        try:
+            await anyio.sleep(0.05)
+        finally:
+            self.holding -= size  # Also when its stream ends, and the next one has room.
         return {}
 
     @asynccontextmanager
