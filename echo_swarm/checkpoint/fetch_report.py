@@ -64,8 +64,8 @@ class FetchSettings:
     providers_every_s: float = 2.0
     """How often a callable is asked for providers; every `refresh_s` while nobody is being asked."""
     enough_sources: int = 4
-    """With so many being asked, `greet_s` passes before it is asked again: those name others, and a search of the
-    directory costs more bytes with every peer in it."""
+    """With so many being asked, `greet_s` passes before it is asked again, and then twice as long each time: those name
+    others, and a search of the directory costs more bytes with every peer in it."""
     near: Reach = Reach.GLOBAL
     """How near an address of a peer may be that another one names."""
     starve_s: float = 20.0

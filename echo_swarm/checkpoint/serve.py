@@ -195,8 +195,9 @@ class BlobServer:
         data = None
         try:
             async with self._reads.turn(peer, max_wait_s=self._max_wait_s):
-                length = self._store.piece_length(request.digest, request.index) or MAX_PIECE_BYTES
-                await reserve_answer(max(length, min(count * length, MAX_RUN_BYTES)), max_wait_s=self._max_wait_s)
+                with anyio.fail_after(self._max_wait_s):
+                    length = self._store.piece_length(request.digest, request.index) or MAX_PIECE_BYTES
+                    await reserve_answer(max(length, min(count * length, MAX_RUN_BYTES)))
                 data = await anyio.to_thread.run_sync(self._store.read_piece, request.digest, request.index, count)
         except TimeoutError:
             raise RemoteError(BUSY, "all upload places, or the memory for them, are taken") from None

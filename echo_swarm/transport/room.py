@@ -90,16 +90,10 @@ class Room:
         if difference < 0:
             self._serve()
 
-    def grant(self, claim: "Claim", size: int) -> bool:
-        """Let the claim have `size` bytes if they fit and nobody waits."""
-        if self.waiting or not self.has(size):
-            return False
-        claim.change(size)
-        return True
-
     async def wait(self, claim: "Claim", size: int) -> None:
         """Return when `size` bytes are the claim's."""
-        if self.grant(claim, size):
+        if not self.waiting and self.has(size):
+            claim.change(size)
             return
         claim.flow.tag = max(self._clock, claim.flow.tag) + size
         ticket = _Ticket(claim, size, claim.flow.tag, next(self._numbers))
@@ -167,10 +161,6 @@ class Claim:
         self.room = room
         self.flow = flow
         self.held = 0
-
-    def take_now(self, size: int) -> bool:
-        """Take `size` bytes if that needs no waiting."""
-        return self.room.grant(self, size)
 
     async def take(self, size: int) -> None:
         """Wait for the turn of this peer, and take `size` bytes."""

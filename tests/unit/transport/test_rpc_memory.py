@@ -54,7 +54,7 @@ class Siege:
             return {}
 
         async def large(_peer, payload):
-            await reserve_answer(payload["size"] + 64, max_wait_s=60)
+            await reserve_answer(payload["size"] + 64)
             return {"data": b"x" * payload["size"]}
 
         self.server.method("echo", echo)
